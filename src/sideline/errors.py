@@ -1,0 +1,152 @@
+"""Every error that sideline raises on purpose, grouped by what the caller would do next.
+
+::
+
+    SidelineError                      exit  what the caller does
+    ├── UsageError                       2   corrects the call
+    │   └── ConfigurationError           2   corrects a setting, a flag or the pipeline's declaration
+    ├── CheckError                       3   reads what the check found
+    ├── NotFoundError                    4   looks for another name
+    ├── RefusedError                     5   reads the reason; the world is unchanged
+    │   ├── AlreadyRunningError          5   stops the other one, or takes over
+    │   └── FencedError                  5   nothing: another owner goes on
+    ├── UnreachableError                 6   waits, or brings the service back
+    │   ├── KafkaUnreachableError        6
+    │   └── DatabaseUnreachableError     6
+    ├── PartialError                     7   decides, then runs again
+    │   ├── DataLostError                7   accepts the loss, or restores the topic
+    │   └── EventFailedError             7   mends the handler
+    └── StackError                       1   mends the machine (embedded services only)
+
+    Recoverable, NonRecoverable              raised by handlers, to decide by hand
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class SidelineError(Exception):
+    """One sentence for the person who gets it, and the next step as ``hint``.
+
+    ``code`` names the kind of error in docs, ledger and ``--json``;
+    ``exit_code`` is what the command exits with.
+    """
+
+    code: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors travel from Spark's workers to the driver: the default would lose the hint.
+        return (_rebuild, (type(self), self.message, self.hint))
+
+    def as_dict(self) -> dict[str, str | None]:
+        """The error as ``--json`` shows it."""
+        return {"error": self.code, "message": self.message, "hint": self.hint}
+
+
+def _rebuild(cls: type[SidelineError], message: str, hint: str | None) -> SidelineError:
+    return cls(message, hint=hint)
+
+
+class UsageError(SidelineError):
+    """The call itself is wrong."""
+
+    code = "usage"
+    exit_code = 2
+
+
+class ConfigurationError(UsageError):
+    """A setting, a flag or a pipeline's declaration is wrong."""
+
+    code = "configuration"
+
+
+class CheckError(SidelineError):
+    """A check found something."""
+
+    code = "check"
+    exit_code = 3
+
+
+class NotFoundError(SidelineError):
+    """What was named does not exist."""
+
+    code = "not-found"
+    exit_code = 4
+
+
+class RefusedError(SidelineError):
+    """Doing it would break a promise."""
+
+    code = "refused"
+    exit_code = 5
+
+
+class AlreadyRunningError(RefusedError):
+    """Another driver holds the pipeline's place."""
+
+    code = "already-running"
+
+
+class FencedError(RefusedError):
+    """Another owner took over; nothing was written after that."""
+
+    code = "fenced"
+
+
+class UnreachableError(SidelineError):
+    """A service did not answer within the time that was given."""
+
+    code = "unreachable"
+    exit_code = 6
+
+
+class KafkaUnreachableError(UnreachableError):
+    """Kafka did not answer."""
+
+    code = "kafka-unreachable"
+
+
+class DatabaseUnreachableError(UnreachableError):
+    """PostgreSQL did not answer."""
+
+    code = "database-unreachable"
+
+
+class PartialError(SidelineError):
+    """The work ended before its end; what was done stands."""
+
+    code = "partial"
+    exit_code = 7
+
+
+class DataLostError(PartialError):
+    """Kafka no longer has events that were not applied yet."""
+
+    code = "data-lost"
+
+
+class EventFailedError(PartialError):
+    """An event could not be applied, and nothing may overtake it."""
+
+    code = "event-failed"
+
+
+class StackError(SidelineError):
+    """The embedded stack cannot be started, stopped or used on this machine."""
+
+    code = "stack"
+
+
+class Recoverable(Exception):  # noqa: N818 - a statement about the world, not an error of ours
+    """Raised by a handler: the outside world is broken and will heal; try this event again."""
+
+
+class NonRecoverable(Exception):  # noqa: N818 - see Recoverable
+    """Raised by a handler: this event and this code do not fit; do not try again in vain."""
