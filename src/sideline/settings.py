@@ -31,8 +31,9 @@ _FROM_STACK = f"stack in ./{STACK_DIRECTORY}"
 # SIDELINE_DATABASE must not end in whatever else is found.
 _READ_ELSEWHERE = {
     "SIDELINE_CACHE": "where downloaded jars are kept",
+    "SIDELINE_CRASH_AT": "where a crash test wants the process killed",
     "SIDELINE_IVY_SETTINGS": "an Ivy settings file that names a company's mirror",
-    "SIDELINE_JARS": "a directory of broker jars that are installed already",
+    "SIDELINE_KAFKA_JARS": "a directory of broker jars that are installed already",
 }
 # Switches of tests and of our own child processes.
 _PRIVATE_PREFIXES = ("SIDELINE_TEST_", "SIDELINE_INTERNAL_")

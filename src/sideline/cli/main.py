@@ -30,6 +30,8 @@ EXIT_UNEXPECTED = 1
 EXIT_INTERRUPTED = 130
 # 128 + SIGPIPE, as if the signal had ended us: whoever read our output has gone.
 EXIT_READER_GONE = 141
+# By number: sys.stdout may be anything by the time something goes wrong.
+_OUTPUT = (1, 2)
 
 
 class Entry(NamedTuple):
@@ -205,14 +207,14 @@ def _say(text: str) -> None:
 def _reader_gone() -> bool:
     """Whether stdout or stderr is the pipe that broke; a socket's broken pipe is an error."""
     poll = select.poll()
-    for stream in (sys.stdout, sys.stderr):
-        poll.register(stream.fileno(), 0)
+    for descriptor in _OUTPUT:
+        poll.register(descriptor, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _forget_output() -> None:
     """Let the interpreter's own flush at exit find nothing to complain about."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(nowhere, stream.fileno())
+    for descriptor in _OUTPUT:
+        os.dup2(nowhere, descriptor)
     os.close(nowhere)

@@ -1,0 +1,5 @@
+"""`python -m sideline` is the command `sideline`."""
+
+from sideline.cli.main import main
+
+main()
