@@ -1,0 +1,1 @@
+"""Measures sideline against what people write today: ratios inside one run, never bare numbers."""
