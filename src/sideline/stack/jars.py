@@ -179,7 +179,9 @@ def ivy_command(java: Java, work: Path, settings: str | None) -> list[str]:
 
 def _ivy() -> Path:
     spark = importlib.util.find_spec("pyspark")
-    found = sorted(Path(spark.origin).parent.glob("jars/ivy-*.jar")) if spark and spark.origin else []
+    found = (
+        sorted(Path(spark.origin).parent.glob("jars/ivy-*.jar")) if spark and spark.origin else []
+    )
     if not found:
         raise StackError(
             "The installed pyspark brings no Ivy, which downloads the broker.",
@@ -214,7 +216,13 @@ def _run_ivy(command: list[str], expected: int, progress: Progress) -> str | Non
 def _is_complaint(line: str) -> bool:
     return any(
         words in line
-        for words in ("Server access error", "module not found", "download failed", "Exception", "FAILED")
+        for words in (
+            "Server access error",
+            "module not found",
+            "download failed",
+            "Exception",
+            "FAILED",
+        )
     )
 
 
