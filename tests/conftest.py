@@ -32,7 +32,7 @@ def pytest_sessionfinish(session):
     """A run that leaves a process or a directory behind has failed (after all fixtures ended)."""
     left = session.config.stash[_RUN].leftovers()
     for item in left:
-        print(f"\nleft behind by this run: {item}")
+        session.config.get_terminal_writer().line(f"\nleft behind by this run: {item}")
     if left and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

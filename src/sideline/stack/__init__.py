@@ -5,7 +5,8 @@ Looking a running stack up (``current``) is quick and imports no client of eithe
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from sideline.stack.state import Service, StackInfo, current
 
@@ -15,10 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["Service", "Stack", "StackInfo", "current"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     # Whoever only looks a stack up does not pay for what starts one.
     if name == "Stack":
-        from sideline.stack.embedded import Stack
-
-        return Stack
+        return import_module("sideline.stack.embedded").Stack
     raise AttributeError(name)

@@ -16,7 +16,7 @@ def cache_directory() -> Path:
     if chosen:
         return Path(chosen).absolute()
     try:
-        import platformdirs
+        import platformdirs  # noqa: PLC0415 - a part of the extra, which may be missing
     except ImportError as error:
         raise StackError(
             "The embedded stack is not installed.",

@@ -17,6 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
 from sideline.errors import StackError
 from sideline.stack import faults, ports, processes
 from sideline.stack.java import Java
@@ -223,7 +226,14 @@ def _start_format(
     tool = ("kafka.tools.StorageTool", "format", "--ignore-formatted", "--cluster-id", cluster)
     with faults.explained("write to", directory):
         return subprocess.Popen(
-            _java_command(runtime, home, *tool, "--config", home / "server.properties"),
+            # It lives for a second: the quick compiler is enough.
+            _java_command(
+                runtime,
+                home,
+                "-XX:TieredStopAtLevel=1",
+                *tool,
+                *("--config", home / "server.properties"),
+            ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -262,9 +272,6 @@ def _check(directory: Path, cluster: Sequence[Service], deadline: float) -> None
 
 def _visible(cluster: Sequence[Service]) -> int:
     """How many brokers the cluster shows to a client."""
-    from confluent_kafka import KafkaException
-    from confluent_kafka.admin import AdminClient
-
     bootstrap = ",".join(f"{ports.LOOPBACK}:{broker.port}" for broker in cluster)
     client = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     try:

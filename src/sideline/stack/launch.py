@@ -70,7 +70,7 @@ def detach(log: Path) -> None:
     """Go on as a process without parent, terminal or open files; print its pid for the caller."""
     pid = os.fork()
     if pid:
-        print(pid, flush=True)
+        os.write(1, str(pid).encode())
         os._exit(0)
     os.setsid()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

@@ -11,11 +11,15 @@ import importlib.util
 import os
 import pwd
 import secrets
+import shutil
 import signal
 import stat
 import subprocess
 import time
 from pathlib import Path
+
+import psycopg
+from psycopg import sql
 
 from sideline.errors import StackError
 from sideline.stack import faults, ports, processes
@@ -53,14 +57,19 @@ def prepare(directory: Path) -> None:
     """Make the data directory, unless there is one already."""
     data = _data(directory)
     user = _user(directory)
+    # Made beside and renamed: what an interrupted initdb leaves looks much like the real thing.
+    fresh = data.with_name("new")
     with faults.explained("write to", directory):
         data.parent.mkdir(parents=True, exist_ok=True)
-        if (data / "PG_VERSION").exists():
+        data.parent.chmod(0o711)
+        if data.exists():
             _check_version(data)
             return
         _write_password(directory)
-        _empty(data, user)
-    _initdb(directory, user)
+        _empty(fresh, user)
+    _initdb(directory, fresh, user)
+    with faults.explained("write to", directory):
+        fresh.rename(data)
 
 
 def start(directory: Path, port: int) -> Identity:
@@ -98,11 +107,9 @@ def await_ready(directory: Path, server: Service) -> str:
 
 def stop(server: Service) -> None:
     """End the server; sessions are cut, committed data are on disk."""
-    if server.process and not processes.end(
-        server.process, how=signal.SIGINT, within_seconds=_STOP_SECONDS
-    ):
-        # Killed: its children notice and leave by themselves, the next start recovers.
-        return
+    if server.process:
+        # Killed if it takes too long: its children notice, and the next start recovers.
+        processes.end(server.process, how=signal.SIGINT, within_seconds=_STOP_SECONDS)
 
 
 def _data(directory: Path) -> Path:
@@ -163,25 +170,23 @@ def _write_secret(file: Path, text: str, user: User | None) -> None:
 
 
 def _empty(data: Path, user: User | None) -> None:
-    """An empty directory of the server's own. What is there was left by an interrupted start."""
+    """An empty directory of the server's own; what is there was left by an interrupted start."""
     if data.exists():
-        import shutil
-
         shutil.rmtree(data)
     data.mkdir(mode=0o700)
     if user:
         os.chown(data, user.uid, user.gid)
 
 
-def _initdb(directory: Path, user: User | None) -> None:
+def _initdb(directory: Path, data: Path, user: User | None) -> None:
     log = log_file(directory, POSTGRES)
     # A copy for the one whom the server runs as: ours he cannot read.
     secret = password_file(directory).with_name("initdb-password")
     with faults.explained("write to", directory):
         _write_secret(secret, password_file(directory).read_text().rpartition(":")[2], user)
-    command = [
+    command: list[str | Path] = [
         _binary("initdb"),
-        *("--pgdata", _data(directory)),
+        *("--pgdata", data),
         *("--username", USER),
         *("--auth", "scram-sha-256"),
         *("--pwfile", secret),
@@ -233,8 +238,6 @@ def _forget_stranger(directory: Path) -> None:
 
 def _probe(directory: Path, port: int) -> str | None:
     """The version of the server that answers, with our database in it; None if none answers yet."""
-    import psycopg
-
     if not ports.answers(port):
         return None
     try:
@@ -247,9 +250,7 @@ def _probe(directory: Path, port: int) -> str | None:
                 "select from pg_database where datname = %s", [USER]
             ).fetchone()
             if known is None:
-                connection.execute(
-                    psycopg.sql.SQL("create database {}").format(psycopg.sql.Identifier(USER))
-                )
+                connection.execute(sql.SQL("create database {}").format(sql.Identifier(USER)))
             return connection.info.parameter_status("server_version")
     except psycopg.OperationalError:
         return None

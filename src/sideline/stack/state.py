@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -52,9 +51,18 @@ class State:
         """The services that are Kafka brokers."""
         return tuple(service for service in self.services if service.name != POSTGRES)
 
-    def service(self, name: str) -> Service | None:
+    @property
+    def wanted(self) -> bool:
+        """Whether anything of it is meant to run."""
+        return any(service.process for service in self.services)
+
+    def find(self, name: str) -> Service | None:
         """The service of that name, if it was ever started here."""
         return next((service for service in self.services if service.name == name), None)
+
+    def get(self, name: str) -> Service:
+        """The service of that name, which is there."""
+        return {service.name: service for service in self.services}[name]
 
     def having(self, changed: Service) -> State:
         """The state with that service added or replaced."""
@@ -143,21 +151,20 @@ class StackInfo:
 
 
 def current(directory: Path | None = None) -> StackInfo | None:
-    """The stack that is up in ``directory`` (``./.sideline``); None if there is none, or a part is dead.
+    """The stack that is up in ``directory`` (``./.sideline``).
 
-    Quick: it reads one file and looks at processes, and asks no service.
+    None if there is none, or if a part of it is dead. Quick: it reads one file and looks at
+    processes, and asks no service.
     """
     home = (directory or DIRECTORY).absolute()
     state = load(home)
-    info = state and describe(home, state)
+    info = describe(home, state) if state and state.wanted else None
     return info if info and info.up else None
 
 
-def describe(directory: Path, state: State) -> StackInfo | None:
-    """What is said of a stack; None when nothing of it is meant to run."""
+def describe(directory: Path, state: State) -> StackInfo:
+    """What is said of a stack: the services that are meant to run."""
     meant = tuple(service for service in state.services if service.process)
-    if not meant:
-        return None
     return StackInfo(directory, meant, state.versions, _database(directory, meant))
 
 
@@ -188,7 +195,7 @@ def save(directory: Path, state: State) -> None:
     fresh = file.with_suffix(".new")
     with explained("write to", directory):
         fresh.write_text(json.dumps({"format": _FORMAT, **asdict(state)}, indent=2) + "\n")
-        os.replace(fresh, file)
+        fresh.replace(file)
 
 
 def password_file(directory: Path) -> Path:
