@@ -11,9 +11,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from sideline.backoff import Backoff
+from sideline.classify import kind_of
 from sideline.durations import Duration, seconds
 from sideline.effects import EFFECTS, Effect
-from sideline.errors import ConfigurationError
+from sideline.errors import ConfigurationError, NonRecoverable
 from sideline.events import Event
 from sideline.policies import FloodGuard, Policy, Sideline
 from sideline.sinks import Calls, Postgres, Sink
@@ -136,6 +137,20 @@ class Pipeline:
     def key_of(self, event: Event) -> Any:  # noqa: ANN401 - whatever the user's key= returns
         """What the event's order belongs to; None: the event stands alone."""
         return event.key if self.key is None else self.key(event)
+
+    def recovers(self, error: BaseException) -> bool:
+        """Whether the outside world is to blame, so that waiting helps (F1)."""
+        if isinstance(error, NonRecoverable):
+            return False
+        if kind_of(error) == "recoverable":
+            return True
+        for rule in self.recoverable:
+            if isinstance(rule, type):
+                if isinstance(error, rule):
+                    return True
+            elif rule(error):
+                return True
+        return False
 
     def start(
         self,

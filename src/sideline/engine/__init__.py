@@ -1,0 +1,1 @@
+"""Rounds, leases and the worker: how events get from Kafka into a home."""

@@ -1,0 +1,109 @@
+"""What the driver gives a task, and what it gets back. Values only: they travel as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+
+class Partition(NamedTuple):
+    """A partition of a topic."""
+
+    topic: str
+    number: int
+
+    def __str__(self) -> str:
+        """As people name it."""
+        return f"{self.topic}/{self.number}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Share:
+    """One partition in a lease."""
+
+    topic: str
+    partition: int
+    bound: int | None = None
+    """Read no further than this offset (``--once``)."""
+    attempts: int = 0
+    """How often its first event has failed so far, for a reason that will heal."""
+
+    @property
+    def of(self) -> Partition:
+        """The partition."""
+        return Partition(self.topic, self.partition)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lease:
+    """Some partitions, for a short time."""
+
+    pipeline: str
+    epoch: int
+    round: int
+    shares: tuple[Share, ...]
+    ends_at: float
+    """Seconds since 1970: an attempt that comes late returns at once."""
+    rate: float | None = None
+    """Events per second at most."""
+    secrets: str | None = None
+    """A file that only this user can read, with the addresses and passwords of the run."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Lease:
+        """From JSON."""
+        return cls(**{**data, "shares": tuple(Share(**share) for share in data["shares"])})
+
+
+@dataclasses.dataclass(slots=True)
+class PartitionReport:
+    """What a lease did to one partition."""
+
+    topic: str
+    partition: int
+    taken: bool = False
+    next_offset: int = -1
+    high: int = -1
+    """The end of the log as last seen."""
+    consumed: int = 0
+    applied: int = 0
+    slices: int = 0
+    last_event_ms: int = -1
+    trouble: str | None = None
+    attempts: int = 0
+    retry_in_seconds: float = 0.0
+
+
+@dataclasses.dataclass(slots=True)
+class Report:
+    """What a lease did: counters and troubles, never payload."""
+
+    round: int
+    host: str = ""
+    pid: int = 0
+    partitions: list[PartitionReport] = dataclasses.field(default_factory=list)
+    fenced: list[str] = dataclasses.field(default_factory=list)
+    """Partitions that another owner took away."""
+    lost: list[str] = dataclasses.field(default_factory=list)
+    """Partitions whose next events Kafka no longer has."""
+    failure: dict[str, Any] | None = None
+    """An event that cannot be applied: it stops the pipeline."""
+    trouble: str | None = None
+    """Why the lease could not do its work; it will pass."""
+    handle_seconds: float = 0.0
+    commit_seconds: float = 0.0
+    idle_seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Report:
+        """From JSON."""
+        partitions = [PartitionReport(**part) for part in data["partitions"]]
+        return cls(**{**data, "partitions": partitions})

@@ -1,0 +1,143 @@
+"""Where partitions start, and what to do when a topic is not what it was."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from sideline.engine.lease import Partition
+from sideline.errors import ConfigurationError, DataLostError
+
+if TYPE_CHECKING:
+    from sideline.ledger.place import PartitionRow, Place
+    from sideline.pipeline import Pipeline, Start
+    from sideline.topics.admin import Cluster, TopicInfo
+
+log = logging.getLogger(__name__)
+
+_OFFSETS = re.compile(r"\d+:\d+(,\d+:\d+)*", re.ASCII)
+
+
+def parse(text: str) -> Start:
+    """A start as people write it: earliest, latest, a time, or ``0:120,1:90``."""
+    if text in {"earliest", "latest"}:
+        return text
+    if _OFFSETS.fullmatch(text):
+        pairs = (pair.split(":") for pair in text.split(","))
+        return {int(partition): int(offset) for partition, offset in pairs}
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        message = f"{text!r} is not a start."
+        hint = "Write earliest, latest, 2026-01-31T12:00:00Z, or 0:120,1:90 (partition:offset)."
+        raise ConfigurationError(message, hint=hint) from None
+    return moment if moment.tzinfo else moment.astimezone()
+
+
+def store_starts(
+    pipeline: Pipeline, cluster: Cluster, place: Place, topics: list[TopicInfo]
+) -> list[Partition]:
+    """Store the start of every partition that is not known yet; returns those.
+
+    Partitions of a new topic start where the pipeline says. Partitions that a known topic gained
+    start at the beginning, and only after the older ones have passed the end they have now.
+    """
+    known = {(row.topic, row.partition): row for row in place.rows()}
+    added = []
+    for topic in topics:
+        fresh = [number for number in topic.partitions if (topic.name, number) not in known]
+        older = [number for number in topic.partitions if (topic.name, number) in known]
+        if not fresh:
+            continue
+        partitions = [Partition(topic.name, number) for number in fresh]
+        if older:
+            starts = cluster.beginnings(partitions)
+            ends = cluster.ends(Partition(topic.name, number) for number in older)
+            waits = {partition.number: end for partition, end in ends.items() if end > 0}
+        else:
+            starts = resolve(pipeline.start_at, partitions, cluster)
+            waits = {}
+        for partition in partitions:
+            start = starts[partition]
+            place.add(topic.name, partition.number, topic.id, start, waits or None)
+            added.append(partition)
+    return added
+
+
+def resolve(start: Start, partitions: list[Partition], cluster: Cluster) -> dict[Partition, int]:
+    """A start position as offsets."""
+    if isinstance(start, datetime):
+        return cluster.at(partitions, int(start.timestamp() * 1000))
+    if isinstance(start, Mapping):
+        numbers = {partition.number for partition in partitions}
+        unknown = sorted(set(start) - numbers)
+        if unknown:
+            topic = partitions[0].topic if partitions else "?"
+            message = f"start names partitions {unknown}, which topic {topic!r} does not have."
+            raise ConfigurationError(message)
+        beginnings = cluster.beginnings(partitions)
+        return {
+            partition: start.get(partition.number, beginnings[partition])
+            for partition in partitions
+        }
+    if start == "latest":
+        return cluster.ends(partitions)
+    return cluster.beginnings(partitions)
+
+
+def check_losses(
+    cluster: Cluster,
+    place: Place,
+    topics: list[TopicInfo],
+    *,
+    accept_loss: bool,
+) -> None:
+    """Stop when Kafka no longer has what comes next; go on only when a person accepts the loss."""
+    ids = {topic.name: topic for topic in topics}
+    rows = [row for row in place.rows() if row.topic in ids]
+    present = [
+        Partition(row.topic, row.partition)
+        for row in rows
+        if row.partition in ids[row.topic].partitions
+    ]
+    beginnings, ends = cluster.beginnings(present), cluster.ends(present)
+    losses: dict[Partition, tuple[str, int]] = {}
+    for row in rows:
+        partition = Partition(row.topic, row.partition)
+        loss = _loss(row, ids[row.topic].id, beginnings.get(partition), ends.get(partition))
+        if loss is not None:
+            losses[partition] = loss
+    if not losses:
+        return
+    sentences = "; ".join(text for text, _ in losses.values())
+    if not accept_loss:
+        hint = "Go on without these events with --accept-loss."
+        raise DataLostError(f"events were lost: {sentences}.", hint=hint)
+    log.warning("accepted: %s", sentences)
+    for partition, (_, go_on_at) in losses.items():
+        place.run(
+            "accept_loss",
+            topic=partition.topic,
+            partition=partition.number,
+            topic_id=ids[partition.topic].id,
+            next_offset=go_on_at,
+        )
+
+
+def _loss(
+    row: PartitionRow, topic_id: str, beginning: int | None, end: int | None
+) -> tuple[str, int] | None:
+    """What a partition lost, and where it could go on."""
+    name = f"{row.topic}/{row.partition}"
+    if beginning is None or end is None:
+        return None
+    if row.topic_id != topic_id:
+        return f"{name} was deleted and made again at offset {row.next_offset}", beginning
+    if row.next_offset < beginning:
+        return f"{name} offsets {row.next_offset} to {beginning - 1}", beginning
+    if row.next_offset > end:
+        return f"{name} was cut off at {end}, before offset {row.next_offset}", end
+    return None

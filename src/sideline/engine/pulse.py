@@ -1,0 +1,116 @@
+"""A worker's sign of life, independent of what it commits; and what it hears meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import uuid
+from typing import TYPE_CHECKING
+
+import psycopg
+from psycopg import sql
+
+from sideline.ledger.connection import connect
+from sideline.ledger.sql import queries
+from sideline.ledger.store import channel
+
+if TYPE_CHECKING:
+    from sideline.ledger.connection import Connection
+
+BEAT_SECONDS = 1.0
+
+log = logging.getLogger(__name__)
+
+
+class Pulse:
+    """A thread with a connection of its own; it beats only while a lease runs."""
+
+    def __init__(self, url: str, pipeline: str) -> None:
+        self.worker = uuid.uuid4()
+        self.released = threading.Event()
+        """Somebody released partitions of this pipeline."""
+        self.stop_wanted = threading.Event()
+        """The lease should end at the next slice boundary."""
+        self._url = url
+        self._pipeline = pipeline
+        self._epoch = 0
+        self._running = threading.Event()
+        self._ended = False
+        self._connection: Connection | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, epoch: int, connection: Connection) -> None:
+        """Beat once, so that nobody takes this worker for dead, then every second.
+
+        The first beat goes through the caller's connection: this one may be listening.
+        """
+        self._epoch = epoch
+        self.released.clear()
+        self.stop_wanted.clear()
+        self._beat(connection)
+        connection.commit()
+        self._running.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="sideline-pulse", daemon=True)
+            self._thread.start()
+
+    def rest(self) -> None:
+        """No lease, no sign of life."""
+        self._running.clear()
+
+    def close(self) -> None:
+        """End the thread and its connection."""
+        self._ended = True
+        self._running.set()
+        if self._thread is not None:
+            self._thread.join(timeout=BEAT_SECONDS * 3)
+
+    def _run(self) -> None:
+        while True:
+            self._running.wait()
+            if self._ended:
+                break
+            try:
+                self._listen()
+                self._beat(self._connected())
+            except psycopg.OperationalError as error:
+                # The worker's own connection will meet the same fate and deal with it.
+                log.debug("no sign of life possible: %s", error)
+                self._drop()
+                threading.Event().wait(BEAT_SECONDS / 4)
+        self._drop()
+
+    def _listen(self) -> None:
+        connection = self._connected()
+        for _ in connection.notifies(timeout=BEAT_SECONDS, stop_after=1):
+            self.released.set()
+
+    def _beat(self, connection: Connection) -> None:
+        connection.execute(
+            queries()["beat"],
+            {
+                "worker": self.worker,
+                "pipeline": self._pipeline,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+            },
+        )
+        row = connection.execute(
+            queries()["stop_wanted"], {"pipeline": self._pipeline, "epoch": self._epoch}
+        ).fetchone()
+        if row is None or row[0]:
+            self.stop_wanted.set()
+
+    def _connected(self) -> Connection:
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self._url, role=f"pulse {self._pipeline}", autocommit=True)
+            listen = sql.SQL("listen {}").format(sql.Identifier(channel(self._pipeline)))
+            self._connection.execute(listen)
+        return self._connection
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

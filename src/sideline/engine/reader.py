@@ -1,0 +1,220 @@
+"""Reads the partitions of a lease with librdkafka, and never trusts a position of its own."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+from confluent_kafka import (
+    OFFSET_INVALID,
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+
+from sideline.engine.lease import Partition
+from sideline.events import ALONE, Delivery, Event
+
+# One call into librdkafka brings at most this many events: enough to make the call cheap.
+BATCH = 5_000
+# An event costs memory beyond its bytes.
+EVENT_OVERHEAD = 400
+
+_make = partial(tuple.__new__, Event)
+_offset = attrgetter("offset")
+
+CONSUMER: dict[str, Any] = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    # Retention that overtook us is an error with its range, never a silent jump.
+    "auto.offset.reset": "error",
+    "isolation.level": "read_committed",
+    "enable.partition.eof": True,
+    "queued.min.messages": 50_000,
+    "queued.max.messages.kbytes": 32 * 1024,
+    "fetch.wait.max.ms": 500,
+    "fetch.min.bytes": 1,
+    "fetch.message.max.bytes": 2 * 1024 * 1024,
+    # The default of 500 ms after an error is an age for a live stream.
+    "fetch.error.backoff.ms": 50,
+    "reconnect.backoff.max.ms": 1_000,
+    "log_level": 0,
+}
+
+
+class Span:
+    """What one unbroken assignment of a partition delivered: the offsets from ``start`` to ``end``."""
+
+    __slots__ = ("at_end", "bytes", "end", "events", "start")
+
+    def __init__(self, offset: int) -> None:
+        self.start = offset
+        self.end = offset
+        self.events: list[Event] = []
+        self.bytes = 0
+        self.at_end = False
+
+    def covers(self, offset: int) -> bool:
+        """Whether the events from ``offset`` on are all here, as far as ``end``."""
+        return self.start <= offset <= self.end
+
+    def cut(self, offset: int) -> None:
+        """Forget what comes before ``offset``."""
+        count = bisect_left(self.events, offset, key=_offset)
+        if count:
+            # By the average: exact enough for a bound, and free.
+            self.bytes -= self.bytes * count // len(self.events)
+            del self.events[:count]
+        self.start = offset
+        self.end = max(self.end, offset)
+
+
+class Lost(Exception):  # noqa: N818 - a fact about the topic, not an error of the reader
+    """Kafka has nothing at the position where a partition has to go on."""
+
+    def __init__(self, partition: Partition, offset: int) -> None:
+        super().__init__(f"{partition} has nothing at offset {offset}")
+        self.partition = partition
+        self.offset = offset
+
+
+class Reader:
+    """One consumer for all partitions of a lease, with a buffer for each."""
+
+    def __init__(self, properties: dict[str, Any]) -> None:
+        self._consumer = Consumer({**properties, **CONSUMER})
+        self._spans: dict[Partition, Span] = {}
+        self.delivery: Delivery = ALONE
+        self.fault: KafkaError | None = None
+        """The last error that Kafka answered with and that may pass by itself."""
+
+    def aim(self, partition: Partition, offset: int) -> None:
+        """Read a partition from ``offset`` on; before a take this is a guess and nothing more."""
+        self.drop(partition)
+        self._spans[partition] = Span(offset)
+        self._consumer.incremental_assign(
+            [TopicPartition(partition.topic, partition.number, offset)]
+        )
+
+    def own(self, partition: Partition, next_offset: int) -> None:
+        """The take said where to go on: keep what was read only if it covers that offset."""
+        span = self._spans.get(partition)
+        if span is not None and span.covers(next_offset):
+            span.cut(next_offset)
+        else:
+            self.aim(partition, next_offset)
+
+    def drop(self, partition: Partition) -> None:
+        """Read a partition no longer, and forget what was read of it."""
+        if self._spans.pop(partition, None) is not None:
+            self._consumer.incremental_unassign([TopicPartition(partition.topic, partition.number)])
+
+    def drop_all(self) -> None:
+        """Read nothing any more: after a release nothing is prefetched."""
+        if self._spans:
+            self._spans.clear()
+            self._consumer.unassign()
+
+    def span(self, partition: Partition) -> Span:
+        """What has been read of a partition and not been done yet."""
+        return self._spans.get(partition) or Span(0)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What all buffers hold."""
+        return sum(span.bytes for span in self._spans.values())
+
+    def done(self, partition: Partition, end: int) -> None:
+        """Everything before ``end`` is committed."""
+        span = self._spans.get(partition)
+        if span is not None:
+            span.cut(end)
+
+    def fill(self, timeout_seconds: float) -> int:
+        """Wait for a first event, then take along what is there; how many came."""
+        first = self._consumer.poll(timeout_seconds)
+        if first is None:
+            return 0
+        return self._route([first]) + self._route(self._consumer.consume(BATCH, 0))
+
+    def linger(self, timeout_seconds: float) -> int:
+        """Take what arrives within a short time; worth it when the rate is high."""
+        return self._route(self._consumer.consume(BATCH, timeout_seconds))
+
+    def high(self, partition: Partition) -> int:
+        """The end of the log as the last fetch saw it; -1 if unknown."""
+        try:
+            _, high = self._consumer.get_watermark_offsets(
+                TopicPartition(partition.topic, partition.number), cached=True
+            )
+        except KafkaException:
+            return -1
+        return high if high != OFFSET_INVALID else -1
+
+    def close(self) -> None:
+        """Leave Kafka."""
+        self._consumer.close()
+
+    def _route(self, messages: list[Message]) -> int:
+        spans = self._spans
+        delivery = self.delivery
+        span: Span | None = None
+        topic, number = None, -1
+        count = 0
+        for message in messages:
+            if message.error() is not None:
+                self._note(message)
+                continue
+            if message.partition() != number or message.topic() != topic:
+                topic, number = message.topic(), message.partition()
+                span = spans.get((topic, number))  # type: ignore[call-overload]
+            if span is None:
+                continue
+            offset = message.offset()
+            if offset < span.end:
+                continue
+            kind, timestamp = message.timestamp()
+            headers = message.headers()
+            value, key = message.value(), message.key()
+            span.events.append(
+                _make(
+                    (
+                        topic,
+                        number,
+                        offset,
+                        -1 if kind == TIMESTAMP_NOT_AVAILABLE else timestamp,
+                        key,
+                        value,
+                        tuple(headers) if headers else (),
+                        delivery,
+                    )
+                )
+            )
+            span.bytes += EVENT_OVERHEAD + (len(value) if value else 0) + (len(key) if key else 0)
+            span.end = offset + 1
+            span.at_end = False
+            count += 1
+        return count
+
+    def _note(self, message: Message) -> None:
+        error = message.error()
+        partition = Partition(message.topic() or "", message.partition() or 0)
+        span = self._spans.get(partition)
+        code = error.code()
+        if code == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own name for it
+            if span is not None:
+                # Behind the last event there may be holes: markers of transactions, compaction.
+                span.end = max(span.end, message.offset())
+                span.at_end = True
+        elif code in {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}:  # noqa: SLF001
+            if span is not None:
+                raise Lost(partition, span.end)
+        elif error.fatal() or not (error.retriable() or code < 0):
+            raise KafkaException(error)
+        else:
+            self.fault = error

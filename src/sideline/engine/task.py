@@ -1,0 +1,78 @@
+"""The door through which Spark's Python workers come in: one lease a task."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+from pyspark import Broadcast, TaskContext
+from pyspark import cloudpickle
+
+from sideline.engine.lease import Lease
+from sideline.engine.worker import Access, Worker
+
+log = logging.getLogger(__name__)
+
+# Spark reuses its Python workers: connections and consumers live as long as the process.
+_workers: dict[str, Worker] = {}
+
+
+class Task:
+    """What Spark ships: a reference to the pipeline, never the pipeline, never a secret."""
+
+    def __init__(self, run: str, pipeline: Broadcast[bytes]) -> None:
+        self.run = run
+        self.pipeline = pipeline
+
+    def __call__(self, leases: Iterator[str]) -> Iterator[str]:
+        """Work the leases of this task (there is one)."""
+        context = TaskContext.get()
+        # Unique and growing within a Spark application, whichever stage or attempt it is.
+        attempt = context.taskAttemptId() if context is not None else 0
+        for text in leases:
+            lease = Lease.from_dict(orjson.loads(text))
+            report = self._worker(lease).work(lease, attempt)
+            yield orjson.dumps(report.as_dict()).decode()
+
+    def _worker(self, lease: Lease) -> Worker:
+        worker = _workers.get(self.run)
+        if worker is None:
+            if not _workers:
+                _begin_process()
+            pipeline = cloudpickle.loads(self.pipeline.value)
+            worker = _workers[self.run] = Worker(pipeline, access(lease.secrets))
+            gc.collect()
+            gc.freeze()
+        return worker
+
+
+def access(secrets: str | None) -> Access:
+    """Addresses and passwords: from the run's private file, else from this host's settings."""
+    if secrets is not None and Path(secrets).exists():
+        data: dict[str, Any] = orjson.loads(Path(secrets).read_bytes())
+        return Access(data["database"], data["kafka"])
+    from sideline import settings  # noqa: PLC0415 - only on a cluster's executors
+
+    found = settings.load()
+    return Access(found.require_database(), found.kafka_client())
+
+
+def _begin_process() -> None:
+    # Spark ends its workers by SIGHUP when the application ends.
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, _end_process)
+
+
+def _end_process(_number: int, _frame: object) -> None:
+    for worker in _workers.values():
+        try:
+            worker.close()
+        except Exception:
+            log.exception("teardown failed")
+    os._exit(0)

@@ -1,0 +1,1 @@
+"""Where a slice commits: effects, failures and progress together."""

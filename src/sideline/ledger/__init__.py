@@ -1,0 +1,1 @@
+"""What sideline keeps in PostgreSQL: progress, owners and, later, what waits aside."""

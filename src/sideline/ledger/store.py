@@ -1,0 +1,245 @@
+"""The fence, in words that the engine speaks: take, advance, settle, release."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sideline.engine.lease import Partition
+from sideline.errors import FencedError
+from sideline.ledger.sql import queries
+
+if TYPE_CHECKING:
+    from sideline.events import Event
+    from sideline.slices import Outcome
+
+    from sideline.ledger.connection import Connection
+
+
+class Claim(NamedTuple):
+    """Who takes: the lease's number, and an owner that is new for each attempt of a task."""
+
+    pipeline: str
+    lease: tuple[int, ...]
+    owner: uuid.UUID
+    worker: uuid.UUID
+
+
+@dataclasses.dataclass(slots=True)
+class Held:
+    """A partition that a lease owns, and where its progress stands."""
+
+    partition: Partition
+    next_offset: int
+    ctid: str
+    attempts: int = 0
+
+
+class Move(NamedTuple):
+    """How a slice changes its partition's progress row."""
+
+    start: int
+    end: int
+    consumed: int = 0
+    applied: int = 0
+    filtered: int = 0
+    skipped: int = 0
+    unknown: int = 0
+    event_ms: int = -1
+
+    @classmethod
+    def forward(cls, held: Held, counts: Outcome) -> Move:
+        """Past what was done."""
+        return cls(
+            held.next_offset,
+            counts.end,
+            counts.consumed,
+            counts.applied,
+            counts.filtered,
+            counts.skipped,
+            event_ms=counts.event_ms,
+        )
+
+    @classmethod
+    def stay(cls, held: Held, _counts: Outcome | None = None) -> Move:
+        """Nowhere: a check of the fence."""
+        return cls(held.next_offset, held.next_offset)
+
+    @classmethod
+    def unsure(cls, held: Held, events: Sequence[Event], end: int) -> Move:
+        """Past events of which nobody knows yet what became of them."""
+        last_ms = events[-1].timestamp_ms if events else -1
+        count = len(events)
+        return cls(held.next_offset, end, count, unknown=count, event_ms=last_ms)
+
+    @classmethod
+    def sure(cls, held: Held, counts: Outcome) -> Move:
+        """Nowhere, but now it is known what became of them."""
+        at = held.next_offset
+        return cls(at, at, 0, counts.applied, counts.filtered, counts.skipped, -counts.consumed)
+
+
+class Parting(NamedTuple):
+    """In what condition a lease gives a partition back."""
+
+    partition: Partition
+    retry_in_seconds: float | None = None
+    attempts: int = 0
+    trouble: str | None = None
+
+
+class Ledger:
+    """The rows of one pipeline, through one connection."""
+
+    def __init__(self, connection: Connection, claim: Claim, *, grace_seconds: float) -> None:
+        self._connection = connection
+        self._claim = claim
+        self._grace = timedelta(seconds=grace_seconds)
+        self._started = _backend_start(connection)
+
+    def guesses(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """Where partitions stand now: a hint for prefetching."""
+        rows = self._connection.execute(queries()["guess"], self._named(partitions)).fetchall()
+        self._connection.commit()
+        return {Partition(topic, number): offset for topic, number, offset in rows}
+
+    def take(self, partitions: Iterable[Partition], *, replace_dead: bool = True) -> list[Held]:
+        """Own what is free of these partitions."""
+        parameters = self._named(partitions) | {
+            "replace_dead": replace_dead,
+            "grace": self._grace,
+            "worker": self._claim.worker,
+            "backend_start": self._started,
+        }
+        rows = self._connection.execute(queries()["take"], parameters).fetchall()
+        self._connection.commit()
+        return [
+            Held(Partition(topic, number), offset, ctid, attempts)
+            for topic, number, offset, attempts, ctid in rows
+        ]
+
+    def not_mine(self, partitions: Iterable[Partition]) -> list[Partition]:
+        """Those of these partitions that a higher lease holds already."""
+        rows = self._connection.execute(queries()["not_mine"], self._named(partitions)).fetchall()
+        self._connection.commit()
+        return [Partition(*row) for row in rows]
+
+    def end_frozen(self, partitions: Iterable[Partition]) -> list[int]:
+        """End the sessions of owners that froze inside a transaction; their backend ids."""
+        parameters = self._named(partitions) | {"grace": self._grace}
+        rows = self._connection.execute(queries()["frozen_holders"], parameters).fetchall()
+        for (pid,) in rows:
+            self._connection.execute(queries()["terminate"], {"pid": pid, "timeout_ms": 5_000})
+        self._connection.commit()
+        return [pid for (pid,) in rows]
+
+    def advance(self, held: Held, move: Move) -> str:
+        """Open a slice's transaction: lock and move the progress row, or find out that it is lost.
+
+        Returns the row's new place; it holds once the transaction is committed.
+        """
+        parameters = {
+            "pipeline": self._claim.pipeline,
+            "topic": held.partition.topic,
+            "partition": held.partition.number,
+            "lease": list(self._claim.lease),
+            "owner": self._claim.owner,
+            "ctid": held.ctid,
+            "start": move.start,
+            "end": move.end,
+            "consumed": move.consumed,
+            "applied": move.applied,
+            "filtered": move.filtered,
+            "skipped": move.skipped,
+            "unknown": move.unknown,
+            "event_at": _moment(move.event_ms),
+        }
+        execute = self._connection.execute
+        row = execute(queries()["fence_at"], parameters, prepare=True).fetchone()
+        if row is None:
+            row = execute(queries()["fence"], parameters, prepare=True).fetchone()
+        if row is None:
+            self._connection.rollback()
+            message = f"partition {held.partition} has another owner now."
+            raise FencedError(message)
+        return str(row[0])
+
+    def settle(self, held: Held) -> int:
+        """After a lost connection: where the progress row really stands, while it is ours (K5)."""
+        parameters = {
+            "pipeline": self._claim.pipeline,
+            "topic": held.partition.topic,
+            "partition": held.partition.number,
+            "lease": list(self._claim.lease),
+            "owner": self._claim.owner,
+        }
+        row = self._connection.execute(queries()["outcome"], parameters).fetchone()
+        self._connection.commit()
+        if row is None or not row[2]:
+            message = f"partition {held.partition} has another owner now."
+            raise FencedError(message)
+        held.ctid = row[3]
+        return int(row[0])
+
+    def reannounce(self) -> None:
+        """Tell the next taker that the owner lives on under a new connection."""
+        parameters = {
+            "pipeline": self._claim.pipeline,
+            "lease": list(self._claim.lease),
+            "owner": self._claim.owner,
+            "backend_start": self._started,
+        }
+        self._connection.execute(queries()["reannounce"], parameters)
+        self._connection.commit()
+
+    def release(self, partings: Sequence[Parting]) -> None:
+        """Give partitions back and wake their successor: the last act of a lease."""
+        if not partings:
+            return
+        now = datetime.now(UTC)
+        parameters = self._named(parting.partition for parting in partings) | {
+            "due_at": [
+                None
+                if parting.retry_in_seconds is None
+                else now + timedelta(seconds=parting.retry_in_seconds)
+                for parting in partings
+            ],
+            "attempts": [parting.attempts for parting in partings],
+            "trouble": [parting.trouble for parting in partings],
+        }
+        self._connection.execute(queries()["release"], parameters)
+        self._connection.execute(
+            queries()["announce_release"], {"channel": channel(self._claim.pipeline)}
+        )
+        self._connection.commit()
+
+    def _named(self, partitions: Iterable[Partition]) -> dict[str, Any]:
+        wanted = list(partitions)
+        return {
+            "pipeline": self._claim.pipeline,
+            "lease": list(self._claim.lease),
+            "owner": self._claim.owner,
+            "topics": [partition.topic for partition in wanted],
+            "partitions": [partition.number for partition in wanted],
+        }
+
+
+def channel(pipeline: str) -> str:
+    """The channel on which releases of a pipeline's partitions are announced."""
+    # Channel names end at 63 bytes, pipelines' at 100; a clash only costs a look.
+    return f"sideline_{uuid.uuid5(uuid.NAMESPACE_OID, pipeline).hex}"
+
+
+def _moment(milliseconds: int) -> datetime | None:
+    return None if milliseconds < 0 else datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+def _backend_start(connection: Connection) -> datetime | None:
+    row = connection.execute(
+        "select backend_start from pg_stat_activity where pid = pg_backend_pid()"
+    ).fetchone()
+    connection.rollback()
+    return row[0] if row else None

@@ -1,0 +1,1 @@
+"""Topics as the broker knows them."""
