@@ -1,0 +1,315 @@
+"""What PostgreSQL's catalogue says about the tables that effects name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg import errors
+from psycopg.rows import namedtuple_row
+
+from sideline.homes.names import parse_table, quote
+
+# Tables and partitioned tables; foreign tables take rows too, but no ON CONFLICT DO UPDATE.
+_TABLE_KINDS = frozenset("rp")
+
+
+class Column(NamedTuple):
+    """One column, as far as writing it is concerned."""
+
+    name: str
+    type: str
+    """The base type's name if PostgreSQL brings it along ("int4"), otherwise ""."""
+    stage: str
+    """The element type that values are sent as; always without length or precision."""
+    cast: str | None
+    """What the staged value must be cast to; None: it is sent as what it is."""
+    category: str
+    """``pg_type.typcategory`` of the base type: A arrays, D times, E enums, N numbers, S text."""
+    typmod: int
+    not_null: bool
+    required: bool
+    """Not null and without a default: a row that does not name it fails."""
+    writable: bool
+    """False: generated, or an identity that is always generated."""
+    domain: bool
+    indexed: bool
+    deterministic: bool
+    """Equal means the same bytes: the collation does not say otherwise."""
+    labels: frozenset[str]
+    """What an enum may be."""
+
+
+class Unique(NamedTuple):
+    """Columns of a unique index that ON CONFLICT can name."""
+
+    columns: frozenset[str]
+    nulls_distinct: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """One table; compared by identity, the catalogue makes one for each."""
+
+    oid: int
+    label: str
+    """For people: schema and name."""
+    sql: str
+    """For statements with parameters."""
+    columns: dict[str, Column]
+    uniques: tuple[Unique, ...]
+    parents: frozenset[int]
+    """Tables that this one refers to."""
+    in_log_order: str | None
+    """Why rows must be written one by one in log order; None: they need not."""
+    unfolded: str | None
+    """Why no row may be left out although a later one replaces it; None: it may."""
+    delete_cascades: bool
+    """Deleting a row changes or deletes rows that refer to it."""
+    update_cascades: frozenset[str]
+    """Columns whose change changes rows that refer to them."""
+    deferrable: bool
+    """A constraint may be checked as late as at COMMIT."""
+
+    @property
+    def required(self) -> frozenset[str]:
+        """The columns that every new row must name."""
+        return frozenset(name for name, column in self.columns.items() if column.required)
+
+    def unique_on(self, columns: frozenset[str]) -> Unique | None:
+        """The unique index on exactly these columns."""
+        return next((unique for unique in self.uniques if unique.columns == columns), None)
+
+
+class UnknownNameError(LookupError):
+    """An effect names a table or a column that was never there: the event's own mistake."""
+
+
+class Catalogue:
+    """Tables by the names that effects use, read once per connection.
+
+    A name that was never there is the event's own mistake. What was there and is gone is the
+    deployment's failure: then the error is the one that PostgreSQL would raise.
+    """
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection = connection
+        self._by_name: dict[str, Table] = {}
+        self._by_oid: dict[int, Table] = {}
+        self._ever: dict[str, set[str]] = {}
+
+    def table(self, name: str) -> Table:
+        """The table of that name."""
+        found = self._by_name.get(name)
+        if found is None:
+            found = self._by_name[name] = self._find(name)
+            self._ever.setdefault(name, set()).update(found.columns)
+        return found
+
+    def column(self, name: str, column: str) -> Column:
+        """A column of the table of that name."""
+        table = self.table(name)
+        found = table.columns.get(column)
+        if found is None:
+            text = f"table {table.label} has no column {column}"
+            raise self._missing(name, column, errors.UndefinedColumn(text))
+        return found
+
+    def _missing(self, name: str, column: str | None, error: psycopg.Error) -> Exception:
+        ever = self._ever.get(name)
+        vanished = ever is not None and (column is None or column in ever)
+        return error if vanished else UnknownNameError(str(error))
+
+    def seen(self) -> Sequence[Table]:
+        """Every table that was asked for."""
+        return list(self._by_oid.values())
+
+    def forget(self) -> None:
+        """Read everything anew when it is next asked for."""
+        self._by_name.clear()
+        self._by_oid.clear()
+
+    def _find(self, name: str) -> Table:
+        parts = parse_table(name)
+        with self._connection.cursor(row_factory=namedtuple_row) as cursor:
+            relation = cursor.execute(_RELATION, (quote(*parts).replace("%%", "%"),)).fetchone()
+            if relation is None:
+                text = f"table {name} does not exist"
+                raise self._missing(name, None, errors.UndefinedTable(text))
+            if relation.relkind not in _TABLE_KINDS:
+                raise UnknownNameError(f"{name} is not a table: rows can be written to tables only")
+            known = self._by_oid.get(relation.oid)
+            if known is None:
+                columns = cursor.execute(_COLUMNS, {"table": relation.oid}).fetchall()
+                uniques = cursor.execute(_UNIQUES, (relation.oid,)).fetchall()
+                known = self._by_oid[relation.oid] = _table(relation, columns, uniques)
+            return known
+
+
+def _table(relation: Any, columns: Sequence[Any], uniques: Sequence[Any]) -> Table:  # noqa: ANN401 - rows
+    return Table(
+        oid=relation.oid,
+        label=f"{relation.nspname}.{relation.relname}",
+        sql=quote(relation.nspname, relation.relname),
+        columns={row.attname: _column(row) for row in columns},
+        uniques=tuple(Unique(frozenset(row.columns), row.nulls_distinct) for row in uniques),
+        parents=frozenset(relation.parents),
+        in_log_order=_why_in_log_order(relation),
+        unfolded=_why_unfolded(relation, columns),
+        delete_cascades=relation.delete_cascades,
+        update_cascades=frozenset(relation.update_cascades),
+        deferrable=relation.deferrable,
+    )
+
+
+def _why_in_log_order(relation: Any) -> str | None:  # noqa: ANN401 - a row
+    """A trigger or a rule may look at other rows, or change the key itself."""
+    if relation.before_triggers:
+        return "it has a BEFORE trigger"
+    if relation.relhasrules:
+        return "it has a rule"
+    return None
+
+
+def _why_unfolded(relation: Any, columns: Sequence[Any]) -> str | None:  # noqa: ANN401 - rows
+    """What only PostgreSQL can say about a row."""
+    if relation.checks:
+        return "it has a CHECK constraint"
+    if relation.relrowsecurity:
+        return "it has row security"
+    if relation.relispartition or relation.relkind == "p":
+        return "it is partitioned, and a partition may refuse a row"
+    if relation.expression_indexes:
+        return "it has an index on an expression"
+    if any(row.attgenerated for row in columns):
+        return "it has a generated column"
+    return None
+
+
+def _column(row: Any) -> Column:  # noqa: ANN401 - a row
+    # An array of arrays does not exist: such values travel as text and are read by a cast.
+    stageable = row.has_array and row.typcategory != "A"
+    type_sql = row.type_sql.replace("%", "%%")
+    generated = bool(row.attgenerated) or row.attidentity == "a"
+    return Column(
+        name=row.attname,
+        type=row.typname if row.builtin else "",
+        stage=type_sql if stageable else "text",
+        cast=None if stageable else type_sql,
+        category=row.typcategory,
+        typmod=row.typmod,
+        not_null=row.attnotnull,
+        required=row.attnotnull and not (row.atthasdef or row.attidentity or row.attgenerated),
+        writable=not generated,
+        domain=row.domain,
+        indexed=row.indexed,
+        deterministic=row.deterministic,
+        labels=frozenset(row.labels),
+    )
+
+
+# One table, and what about it forbids a short cut.
+_RELATION = """
+select
+  c.oid::bigint as oid,
+  n.nspname,
+  c.relname,
+  c.relkind,
+  c.relhasrules,
+  c.relrowsecurity,
+  c.relispartition,
+  exists (
+    select from pg_trigger as t
+    where t.tgrelid = c.oid and not t.tgisinternal and t.tgenabled <> 'D' and t.tgtype & 2 <> 0
+  ) as before_triggers,
+  exists (
+    select from pg_constraint as k where k.conrelid = c.oid and k.contype = 'c'
+  ) as checks,
+  exists (
+    select from pg_constraint as k
+    where k.confrelid = c.oid and k.contype = 'f' and k.confdeltype in ('c', 'n', 'd')
+  ) as delete_cascades,
+  array(
+    select distinct a.attname::text
+    from pg_constraint as k
+    join pg_attribute as a on a.attrelid = c.oid and a.attnum = any (k.confkey)
+    where k.confrelid = c.oid and k.contype = 'f' and k.confupdtype in ('c', 'n', 'd')
+  ) as update_cascades,
+  exists (
+    select from pg_constraint as k where k.conrelid = c.oid and k.condeferrable
+  ) or exists (
+    select from pg_constraint as k where k.confrelid = c.oid and k.condeferrable
+  ) or exists (
+    select from pg_trigger as t where t.tgrelid = c.oid and t.tgdeferrable and not t.tgisinternal
+  ) as deferrable,
+  exists (
+    select from pg_index as i
+    where i.indrelid = c.oid and (i.indexprs is not null or i.indpred is not null)
+  ) as expression_indexes,
+  array(
+    select distinct k.confrelid::bigint from pg_constraint as k
+    where k.conrelid = c.oid and k.contype = 'f' and k.confrelid <> c.oid
+  ) as parents
+from pg_class as c
+join pg_namespace as n on n.oid = c.relnamespace
+where c.oid = to_regclass(%s)
+"""
+
+# Columns with the type at the bottom of their domains: a cast to a domain of varchar(10)
+# would shorten a text without a word, while assigning to it raises an error.
+_COLUMNS = """
+with recursive typed as (
+  select
+    a.attnum, t.oid, t.typtype, t.typbasetype, a.atttypmod as typmod, t.typtypmod, false as domain
+  from pg_attribute as a
+  join pg_type as t on t.oid = a.atttypid
+  where a.attrelid = %(table)s and a.attnum > 0 and not a.attisdropped
+  union all
+  select b.attnum, t.oid, t.typtype, t.typbasetype, b.typtypmod, t.typtypmod, true
+  from typed as b
+  join pg_type as t on t.oid = b.typbasetype
+  where b.typtype = 'd'
+)
+select
+  a.attname,
+  a.attnotnull,
+  a.atthasdef,
+  a.attidentity,
+  a.attgenerated,
+  b.typmod,
+  b.domain,
+  t.typname,
+  t.typcategory,
+  t.typnamespace = 'pg_catalog'::regnamespace as builtin,
+  t.typarray <> 0 and t.typdelim = ',' as has_array,
+  format_type(b.oid, -1) as type_sql,
+  coalesce(l.collisdeterministic, true) as deterministic,
+  exists (
+    select from pg_index as i where i.indrelid = a.attrelid and a.attnum = any (i.indkey)
+  ) as indexed,
+  array(
+    select e.enumlabel::text from pg_enum as e where e.enumtypid = b.oid
+  ) as labels
+from typed as b
+join pg_attribute as a on a.attrelid = %(table)s and a.attnum = b.attnum
+join pg_type as t on t.oid = b.oid
+left join pg_collation as l on l.oid = a.attcollation
+where b.typtype <> 'd'
+order by a.attnum
+"""
+
+# Unique indexes that ON CONFLICT (columns) accepts.
+_UNIQUES = """
+select
+  array(
+    select a.attname::text from pg_attribute as a
+    where a.attrelid = i.indrelid and a.attnum = any (i.indkey[0:i.indnkeyatts - 1])
+  ) as columns,
+  not i.indnullsnotdistinct as nulls_distinct
+from pg_index as i
+where i.indrelid = %s
+  and i.indisunique and i.indimmediate and i.indisvalid
+  and i.indpred is null and i.indexprs is null
+"""

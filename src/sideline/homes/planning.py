@@ -1,0 +1,425 @@
+"""From the effects of a slice to the steps that write them (no I/O of its own).
+
+Between two ``Execute`` effects the rows of a table may be written together: folded where
+that cannot be seen, in layers where every row must be written, and in log order where neither
+is safe. Tables go parents first, deletes before them and children first, rows in key order.
+An error that this order causes is found like any other, and then log order decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sideline.classify import kind_of
+from sideline.effects import Effect, Execute, Upsert
+from sideline.folding import Layer, Row, in_key_order, layers
+from sideline.homes.catalogue import Table
+from sideline.homes.judge import identities, ordered_as, vouches
+from sideline.homes.statements import RowEffect, Shape, Shapes
+
+# More changes of one row than this are quicker one by one than in as many statements.
+MOST_LAYERS = 64
+
+
+class Work(NamedTuple):
+    """One event's work; a batch is in log order."""
+
+    key: Hashable | None
+    """What its order belongs to; None: the event stands alone."""
+    effects: tuple[Effect, ...]
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Touch:
+    """Which events change which rows of a table; without ``keys`` it cannot be told."""
+
+    table: Table
+    events: Sequence[int]
+    keys: Sequence[Hashable] | None
+
+
+class Bulk(NamedTuple):
+    """Rows of one shape, each row at most once."""
+
+    shape: Shape
+    rows: Sequence[Row]
+    ids: Sequence[Hashable]
+    """The rows' keys in ``touch``, or the events themselves where there is none."""
+    touch: Touch | None
+
+
+class Ordered(NamedTuple):
+    """Effects that are applied one by one, in log order."""
+
+    effects: list[tuple[int, Effect]]
+
+
+Step = Bulk | Ordered
+
+
+@dataclasses.dataclass(slots=True)
+class Plan:
+    """What to write, in order, and what is known about who writes what."""
+
+    steps: list[Step] = dataclasses.field(default_factory=list)
+    touches: list[Touch] = dataclasses.field(default_factory=list)
+    rejected: dict[int, Exception] = dataclasses.field(default_factory=dict)
+    """Events with an effect that no statement can be made of."""
+    opaque: bool = False
+    """User's SQL is among it: nobody knows which rows it touches."""
+
+    @property
+    def deferrable(self) -> bool:
+        """Whether a constraint may wait until COMMIT with its complaint."""
+        return self.opaque or any(touch.table.deferrable for touch in self.touches)
+
+
+def plan(
+    batch: Sequence[Work], shapes: Shapes, *, folded: bool, without: Collection[int] = ()
+) -> Plan:
+    """The steps that write a batch, except the events ``without``."""
+    if folded and not without:
+        uniform = _uniform(batch, shapes)
+        if uniform is not None:
+            return uniform
+    made = Plan()
+    segment: list[tuple[int, Effect]] = []
+    for event, work in enumerate(batch):
+        if event in without:
+            continue
+        for effect in work.effects:
+            if type(effect) is Execute:
+                _close(made, segment, shapes, folded=folded)
+                segment = []
+                made.opaque = True
+                _in_order(made, [(event, effect)])
+            else:
+                segment.append((event, effect))
+    _close(made, segment, shapes, folded=folded)
+    return made
+
+
+def _uniform(batch: Sequence[Work], shapes: Shapes) -> Plan | None:  # noqa: PLR0911 - it may not be usual
+    """The plan for the usual slice: one upsert each, all alike.
+
+    Whole columns at a time, so that an event costs next to nothing.
+    """
+    lists = [work.effects for work in batch]
+    if set(map(len, lists)) != {1}:
+        return None
+    effects = [effect for (effect,) in lists]
+    if set(map(type, effects)) != {Upsert}:
+        return None
+    tables, rows, keys, versions = zip(*effects, strict=True)
+    try:
+        if len(set(tables)) > 1 or len(set(keys)) > 1 or set(versions) != {None}:
+            return None
+        if len(set(map(tuple, rows))) > 1:
+            return None
+        shape = shapes.of(effects[0])  # type: ignore[arg-type]  # an Upsert
+    except Exception:  # noqa: BLE001 - whatever it is, the long way finds whose it is
+        return None
+    table = shape.table
+    if table.in_log_order or len(shape.key) > 1 or table.unique_on(shape.key) is None:
+        return None
+    (name,) = shape.key
+    ids = identities(table.columns[name], [row[name] for row in rows])
+    if ids is None:
+        return None
+    last: dict[Hashable, Row] = dict(zip(ids, rows, strict=True))
+    if len(last) < len(rows) and not _vouched(shape, rows):
+        return None
+    touch = Touch(table, range(len(batch)), ids)
+    ordered = sorted(last)  # type: ignore[type-var]  # identities of one column compare
+    step = Bulk(shape, [last[key] for key in ordered], ordered, touch)
+    return Plan(steps=[step], touches=[touch])
+
+
+def _vouched(shape: Shape, rows: Sequence[Row]) -> bool:
+    """Whether PostgreSQL would take each of these rows by itself."""
+    if shape.verb != "delete" and (shape.table.unfolded or not shape.complete):
+        return False
+    return all(vouches(column, [row[column.name] for row in rows]) for column in shape.columns)
+
+
+def _in_order(made: Plan, effects: Sequence[tuple[int, Effect]]) -> None:
+    if made.steps and isinstance(made.steps[-1], Ordered):
+        made.steps[-1].effects.extend(effects)
+    else:
+        made.steps.append(Ordered(list(effects)))
+
+
+class _Group(NamedTuple):
+    """What a segment does to one table, in log order."""
+
+    events: list[int]
+    effects: list[RowEffect]
+    shapes: list[Shape]
+
+
+def _close(made: Plan, segment: list[tuple[int, Effect]], shapes: Shapes, *, folded: bool) -> None:
+    """Plan the effects between two barriers."""
+    groups: dict[Table, _Group] = {}
+    for event, effect in segment:
+        try:
+            shape = shapes.of(effect)  # type: ignore[arg-type]  # Publish has no row
+        except Exception as error:
+            if kind_of(error) != "data":
+                raise
+            made.rejected.setdefault(event, error)
+            continue
+        group = groups.get(shape.table)
+        if group is None:
+            group = groups[shape.table] = _Group([], [], [])
+        group.events.append(event)
+        group.effects.append(effect)  # type: ignore[arg-type]  # see above
+        group.shapes.append(shape)
+    if not folded or any(map(_reaches_others, groups.values())):
+        made.touches.extend(
+            Touch(table, group.events, _identities(table, group)) for table, group in groups.items()
+        )
+        _in_order(made, [item for item in segment if item[0] not in made.rejected])
+        return
+    _arrange(made, groups, shapes)
+
+
+def _reaches_others(group: _Group) -> bool:
+    """Whether the group changes rows that it does not name; then only log order is sure."""
+    for shape in set(group.shapes):
+        if shape.verb == "delete" and shape.table.delete_cascades:
+            return True
+        changed = {column.name for column in shape.columns} - shape.key
+        if shape.verb == "upsert" and changed & shape.table.update_cascades:
+            return True
+    return False
+
+
+def _arrange(made: Plan, groups: dict[Table, _Group], shapes: Shapes) -> None:
+    """Deletes children first, then everything else parents first."""
+    tables = parents_first(groups)
+    planned = {table: _table_steps(table, groups[table], shapes) for table in tables}
+    for table in reversed(tables):
+        made.steps.extend(planned[table].deletes)
+    for table in tables:
+        made.touches.append(planned[table].touch)
+        for step in planned[table].writes:
+            if isinstance(step, Ordered):
+                _in_order(made, step.effects)
+            else:
+                made.steps.append(step)
+
+
+def parents_first(tables: Iterable[Table]) -> list[Table]:
+    """Tables after those that they refer to; by name where that does not decide."""
+    waiting = sorted(tables, key=lambda table: table.label)
+    found: list[Table] = []
+    while waiting:
+        open_ = {table.oid for table in waiting}
+        ready = [table for table in waiting if not table.parents & (open_ - {table.oid})]
+        chosen = ready or waiting[:1]  # a circle: somebody has to be first
+        found.extend(chosen)
+        waiting = [table for table in waiting if table not in chosen]
+    return found
+
+
+class _TableSteps(NamedTuple):
+    deletes: list[Step]
+    writes: list[Step]
+    touch: Touch
+
+
+def _table_steps(table: Table, group: _Group, shapes: Shapes) -> _TableSteps:
+    verbs = {shape.verb for shape in group.shapes}
+    if verbs == {"insert"} and not table.in_log_order:
+        # New rows share nothing, as far as can be known.
+        return _TableSteps([], list(_inserts(group)), Touch(table, group.events, group.events))
+    keys = _identities(table, group)
+    touch = Touch(table, group.events, keys)
+    versions = {shape.version for shape in group.shapes if shape.verb == "upsert"}
+    if table.in_log_order or keys is None or "insert" in verbs or len(versions) > 1:
+        return _TableSteps([], [_one_by_one(group)], touch)
+    rows = [
+        None if shape.verb == "delete" else effect.row
+        for effect, shape in zip(group.effects, group.shapes, strict=True)
+    ]
+    version = next(iter(versions), None)
+    newer = None if version is None else _newer(table, version)
+    stack = layers(keys, rows, vouched=_voucher(group), newer=newer)
+    if len(stack) > MOST_LAYERS:
+        return _TableSteps([], [_one_by_one(group)], touch)
+    identifying = next(iter(group.shapes)).key
+    return _in_layers(stack, _Target(table, identifying, version, shapes), group, touch)
+
+
+def _one_by_one(group: _Group) -> Ordered:
+    return Ordered(list(zip(group.events, group.effects, strict=True)))
+
+
+def _inserts(group: _Group) -> Iterator[Bulk]:
+    """Runs of one shape: rows are numbered by their defaults in log order."""
+    start = 0
+    for end in range(1, len(group.shapes) + 1):
+        if end == len(group.shapes) or group.shapes[end] is not group.shapes[start]:
+            rows = [effect.row for effect in group.effects[start:end]]
+            yield Bulk(group.shapes[start], rows, group.events[start:end], None)
+            start = end
+
+
+def _identities(table: Table, group: _Group) -> Sequence[Hashable] | None:
+    """For each effect the row that it changes; None: rows cannot be told apart from here."""
+    keys = {shape.key for shape in group.shapes}
+    if len(keys) != 1:
+        return None
+    (key,) = keys
+    unique = table.unique_on(key)
+    if unique is None:
+        return None
+    names = sorted(key)
+    columns = [
+        _column_identities(table, name, group, distinct_nulls=unique.nulls_distinct)
+        for name in names
+    ]
+    if any(column is None for column in columns):
+        return None
+    if len(columns) == 1:
+        return columns[0]
+    return list(zip(*columns, strict=True))  # type: ignore[arg-type]  # none is None
+
+
+class _Nobody:
+    """The identity of a row whose key is NULL: equal to no other."""
+
+
+def _column_identities(
+    table: Table, name: str, group: _Group, *, distinct_nulls: bool
+) -> Sequence[Hashable] | None:
+    column = table.columns[name]
+    values = [effect.row[name] for effect in group.effects]
+    if None not in values:
+        return identities(column, values)
+    if not (column.not_null or distinct_nulls):
+        return None
+    present = [value for value in values if value is not None]
+    found = identities(column, present) if present else []
+    if found is None:
+        return None
+    known = iter(found)
+    return [_Nobody() if value is None else next(known) for value in values]
+
+
+def _newer(table: Table, version: str) -> Callable[[Row, Row], bool | None]:
+    column = table.columns[version]
+
+    def newer(standing: Row, coming: Row) -> bool | None:
+        old, new = standing[version], coming[version]
+        if old is None:
+            return True
+        if new is None:
+            return False
+        old, new = ordered_as(column, old), ordered_as(column, new)
+        return None if old is None or new is None else bool(new >= old)
+
+    return newer
+
+
+def _voucher(group: _Group) -> Callable[[Sequence[int]], bool]:
+    """Judge whole shapes first, single rows only where a shape does not pass as a whole."""
+    passed: dict[Shape, bool] = {}
+
+    def whole(shape: Shape) -> bool:
+        if shape not in passed:
+            rows = [
+                effect.row
+                for effect, other in zip(group.effects, group.shapes, strict=True)
+                if other is shape
+            ]
+            passed[shape] = _vouched(shape, rows)
+        return passed[shape]
+
+    def vouched(places: Sequence[int]) -> bool:
+        return all(
+            whole(group.shapes[place]) or _vouched(group.shapes[place], [group.effects[place].row])
+            for place in places
+        )
+
+    return vouched
+
+
+class _Target(NamedTuple):
+    table: Table
+    key: frozenset[str]
+    version: str | None
+    shapes: Shapes
+
+
+def _in_layers(stack: list[Layer], target: _Target, group: _Group, touch: Touch) -> _TableSteps:
+    """The first layer's deletes apart: they go before all writes of the segment."""
+    keys = dict(zip(touch.keys or (), group.effects, strict=True))
+    deletes: list[Step] = []
+    writes: list[Step] = []
+    for depth, layer in enumerate(stack):
+        ordered = in_key_order(layer)
+        (writes if depth else deletes).extend(_deletes(ordered, target, keys, touch))
+        writes.extend(_upserts(ordered, target, touch))
+    return _TableSteps(deletes, writes, touch)
+
+
+def _deletes(
+    layer: Layer, target: _Target, effects: Mapping[Hashable, RowEffect], touch: Touch
+) -> Iterator[Bulk]:
+    ids = [key for key, change in layer.items() if change.delete]
+    if ids:
+        shape = target.shapes.make("delete", target.table, target.key, target.key, None)
+        yield Bulk(shape, [effects[key].row for key in ids], ids, touch)
+
+
+def _upserts(layer: Layer, target: _Target, touch: Touch) -> Iterator[Bulk]:
+    rows: dict[frozenset[str], tuple[list[Row], list[Hashable]]] = {}
+    for key, change in layer.items():
+        if change.row is not None:
+            found = rows.setdefault(frozenset(change.row), ([], []))
+            found[0].append(change.row)
+            found[1].append(key)
+    for columns, (written, ids) in rows.items():
+        shape = target.shapes.make("upsert", target.table, columns, target.key, target.version)
+        yield Bulk(shape, written, ids, touch)
+
+
+def related(batch: Sequence[Work], made: Plan, seeds: Iterable[int]) -> set[int]:
+    """The seeds and every event that shares a key or a row with one of them, however far."""
+    sharing: dict[Hashable, list[int]] = {}
+    memberships: dict[int, list[Hashable]] = {}
+
+    def join(event: int, group: Hashable) -> None:
+        sharing.setdefault(group, []).append(event)
+        memberships.setdefault(event, []).append(group)
+
+    for event, work in enumerate(batch):
+        if work.key is not None:
+            join(event, ("key", work.key))
+    for touch in made.touches:
+        for place, event in enumerate(touch.events):
+            join(event, (touch.table, None if touch.keys is None else touch.keys[place]))
+    found: set[int] = set()
+    waiting = list(seeds)
+    while waiting:
+        event = waiting.pop()
+        if event in found:
+            continue
+        found.add(event)
+        for group in memberships.get(event, ()):
+            waiting.extend(sharing.pop(group, ()))
+    return found
+
+
+def events_of(step: Step, places: Iterable[int]) -> set[int]:
+    """The events that had a part in these rows of a step."""
+    if isinstance(step, Ordered):
+        return {step.effects[place][0] for place in places}
+    ids = {step.ids[place] for place in places}
+    if step.touch is None:
+        return ids  # type: ignore[return-value]  # then they are events
+    keys: Any = step.touch.keys
+    return {event for event, key in zip(step.touch.events, keys, strict=True) if key in ids}

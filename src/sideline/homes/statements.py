@@ -1,0 +1,174 @@
+"""The statement of an effect: its shape decides the text, its values come as arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from sideline.effects import Delete, Insert, Upsert
+from sideline.homes.catalogue import Catalogue, Column, Table
+from sideline.homes.names import quote
+from sideline.homes.values import column_literal
+
+Verb = Literal["upsert", "insert", "delete"]
+RowEffect = Upsert | Insert | Delete
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Shape:
+    """Everything about an effect but its values; compared by identity."""
+
+    verb: Verb
+    table: Table
+    columns: tuple[Column, ...]
+    """In the table's order, whatever the order of the row."""
+    key: frozenset[str]
+    """What identifies a row: an upsert's key, all columns of a delete."""
+    version: str | None
+    complete: bool
+    """Every column that a new row must have is there."""
+    sql: str
+
+    def arguments(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+        """The parameters of ``sql`` for these rows, one array for each column."""
+        return [
+            column_literal(column, [row[column.name] for row in rows]) for column in self.columns
+        ]
+
+
+class Shapes:
+    """The shapes that were seen, each made once."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._seen: dict[tuple[Any, ...], Shape] = {}
+        self._made: dict[tuple[Any, ...], Shape] = {}
+
+    def forget(self) -> None:
+        """Make them anew: the catalogue has changed."""
+        self._seen.clear()
+        self._made.clear()
+
+    def of(self, effect: RowEffect) -> Shape:
+        """The shape of an effect; raises what is wrong with it whatever its values are."""
+        kind = type(effect)
+        if kind is Upsert:
+            key, version = effect.key, effect.version  # type: ignore[union-attr]
+            if isinstance(key, list):
+                key = tuple(key)
+        else:
+            key, version = None, None
+        name = (kind, effect.table, key, version, *effect.row)
+        shape = self._seen.get(name)
+        if shape is None:
+            shape = self._seen[name] = self._find(effect, key, version)
+        return shape
+
+    def _find(
+        self, effect: RowEffect, key: str | tuple[str, ...] | None, version: str | None
+    ) -> Shape:
+        name = effect.table
+        table = self._catalogue.table(name)
+        if not isinstance(effect.row, Mapping) or not effect.row:
+            raise ValueError(f"an effect on table {name} needs a row: columns and their values")
+        for column in effect.row:
+            self._catalogue.column(name, column)
+        if isinstance(effect, Delete):
+            return self.make("delete", table, frozenset(effect.row), frozenset(effect.row), None)
+        _refuse_generated(table, effect.row)
+        if isinstance(effect, Insert):
+            return self.make("insert", table, frozenset(effect.row), frozenset(), None)
+        keys = frozenset((key,) if isinstance(key, str) else key or ())
+        _refuse_missing(name, effect.row, keys, "key")
+        if version is not None:
+            _refuse_missing(name, effect.row, frozenset((version,)), "version")
+        return self.make("upsert", table, frozenset(effect.row), keys, version)
+
+    def make(
+        self,
+        verb: Verb,
+        table: Table,
+        columns: frozenset[str],
+        key: frozenset[str],
+        version: str | None,
+    ) -> Shape:
+        """The one shape with these properties."""
+        name = (verb, table, columns, key, version)
+        shape = self._made.get(name)
+        if shape is None:
+            ordered = tuple(found for found in table.columns.values() if found.name in columns)
+            shape = self._made[name] = Shape(
+                verb,
+                table,
+                ordered,
+                key,
+                version,
+                complete=columns >= table.required,
+                sql=_sql(verb, table, ordered, key, version),
+            )
+        return shape
+
+
+def _refuse_generated(table: Table, row: Mapping[str, Any]) -> None:
+    for name in row:
+        if not table.columns[name].writable:
+            raise ValueError(f"column {name} of table {table.label} is generated: leave it out")
+
+
+def _refuse_missing(table: str, row: Mapping[str, Any], wanted: frozenset[str], what: str) -> None:
+    if not wanted or not wanted <= row.keys():
+        names = ", ".join(sorted(wanted - row.keys())) or "(none)"
+        raise ValueError(f"an upsert into {table} lacks its {what} column in the row: {names}")
+
+
+def _sql(
+    verb: Verb, table: Table, columns: tuple[Column, ...], key: frozenset[str], version: str | None
+) -> str:
+    if verb == "delete":
+        return _delete(table, columns)
+    insert = _insert(table, columns)
+    return insert if verb == "insert" else insert + "\n" + _on_conflict(columns, key, version)
+
+
+def source(columns: tuple[Column, ...]) -> str:
+    """Arrays as rows, in their order."""
+    # Functions in the select list stream; unnest(a, b) in FROM would first fill a tuple store.
+    items = ", ".join(
+        f"unnest(%s::{column.stage}[]) as c{number}" for number, column in enumerate(columns)
+    )
+    return f"(select {items}) as s"
+
+
+def staged(number: int, column: Column) -> str:
+    """A value of the source, as the column's type without its length (see Column.cast)."""
+    return f"s.c{number}" if column.cast is None else f"s.c{number}::{column.cast}"
+
+
+def _insert(table: Table, columns: tuple[Column, ...], origin: str | None = None) -> str:
+    names = ", ".join(quote(column.name) for column in columns)
+    values = ", ".join(staged(number, column) for number, column in enumerate(columns))
+    origin = origin or source(columns)
+    return f"insert into {table.sql} as t ({names})\nselect {values}\nfrom {origin}"
+
+
+def _on_conflict(columns: tuple[Column, ...], key: frozenset[str], version: str | None) -> str:
+    target = ", ".join(quote(column.name) for column in columns if column.name in key)
+    changed = [quote(column.name) for column in columns if column.name not in key]
+    if not changed:
+        return f"on conflict ({target}) do nothing"
+    assignments = ", ".join(f"{name} = excluded.{name}" for name in changed)
+    clause = f"on conflict ({target})\ndo update set {assignments}"
+    if version is None:
+        return clause
+    guard = quote(version)
+    # Equal versions: the later event wins. No version is older than any.
+    return f"{clause}\nwhere t.{guard} is null or excluded.{guard} >= t.{guard}"
+
+
+def _delete(table: Table, columns: tuple[Column, ...], origin: str | None = None) -> str:
+    same = " and ".join(
+        f"t.{quote(column.name)} = {staged(number, column)}"
+        for number, column in enumerate(columns)
+    )
+    return f"delete from {table.sql} as t\nusing {origin or source(columns)}\nwhere {same}"
