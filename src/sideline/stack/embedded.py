@@ -108,11 +108,11 @@ def _brokers(state: State | None, asked: int | None) -> int:
     known = len(state.brokers) if state else 0
     if asked is not None and not 1 <= asked <= MOST_BROKERS:
         raise RefusedError(
-            f"A stack has 1 to {MOST_BROKERS} brokers, not {asked}.", hint="Try --brokers 3."
+            f"a stack has 1 to {MOST_BROKERS} brokers, not {asked}.", hint="Try --brokers 3."
         )
     if asked is not None and known and asked != known:
         raise RefusedError(
-            f"This stack was made with {known} broker{'s' if known > 1 else ''}, not {asked}.",
+            f"this stack was made with {known} broker{'s' if known > 1 else ''}, not {asked}.",
             hint=f"Delete it and begin anew: sideline stack up --fresh --brokers {asked}",
         )
     return asked or known or 1

@@ -80,7 +80,7 @@ def refused(doing: str, path: Path, error: OSError) -> StackError:
     reason, hint = _BY_ERRNO.get(
         error.errno or 0, (error.strerror or str(error), "Choose another place with --directory.")
     )
-    return StackError(f"Cannot {doing} {path}: {reason}.", hint=hint)
+    return StackError(f"cannot {doing} {path}: {reason}.", hint=hint)
 
 
 def ended(name: str, last_words: str, log: Path) -> StackError:
@@ -88,7 +88,10 @@ def ended(name: str, last_words: str, log: Path) -> StackError:
     for words, reason, hint in _BY_LAST_WORDS:
         if words in last_words:
             return StackError(f"{name} ended: {reason}.", hint=f"{hint} Its log is {log}.")
-    return StackError(f"{name} ended by itself.", hint=f"Its log says why: {log}.")
+    return StackError(
+        f"{name} is not running any more.",
+        hint=f"It was killed, or its log says why: {log}.",
+    )
 
 
 def tail(log: Path, size: int = 16_384) -> str:

