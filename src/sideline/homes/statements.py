@@ -30,11 +30,13 @@ class Shape:
     """Every column that a new row must have is there."""
     sql: str
 
-    def arguments(self, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-        """The parameters of ``sql`` for these rows, one array for each column."""
-        return [
-            column_literal(column, [row[column.name] for row in rows]) for column in self.columns
-        ]
+    def arguments(self, columns: Sequence[Sequence[Any]]) -> list[str]:
+        """The parameters of ``sql`` for these columns of values: an array for each."""
+        return list(map(column_literal, self.columns, columns))
+
+    def single(self, row: Mapping[str, Any]) -> list[str]:
+        """The parameters of ``sql`` for one row."""
+        return [column_literal(column, (row[column.name],)) for column in self.columns]
 
 
 class Shapes:

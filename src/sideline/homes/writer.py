@@ -96,7 +96,7 @@ class Writer:
 
     def _write_together(self, batch: Sequence[Work], made: Plan) -> Sequence[int]:
         """Write what can be written in bulk; returns what is still to be applied, in log order."""
-        held = related(batch, made, made.rejected)
+        held = related(batch, made, made.rejected) if made.rejected else set()
         if held and made.opaque:
             return range(len(batch))
         if held:
@@ -115,9 +115,9 @@ class Writer:
             self._make_immediate()
 
     def _bulk(self, step: Bulk) -> None:
-        for start in range(0, len(step.rows), ROWS_PER_STATEMENT):
-            rows = step.rows[start : start + ROWS_PER_STATEMENT]
-            self._connection.execute(step.shape.sql, step.shape.arguments(rows), prepare=True)
+        for start in range(0, len(step.ids), ROWS_PER_STATEMENT):
+            part = [column[start : start + ROWS_PER_STATEMENT] for column in step.columns]
+            self._connection.execute(step.shape.sql, step.shape.arguments(part), prepare=True)
 
     def _make_immediate(self) -> None:
         self._connection.execute("set constraints all immediate")
@@ -176,7 +176,7 @@ class Writer:
         if isinstance(effect, Execute):
             return effect.sql, effect.params
         shape = self._shape(effect)
-        return shape.sql, shape.arguments([effect.row])  # type: ignore[union-attr]
+        return shape.sql, shape.single(effect.row)  # type: ignore[union-attr]
 
     def _shape(self, effect: Effect) -> Shape:
         if not isinstance(effect, Upsert | Insert | Delete):
