@@ -16,7 +16,7 @@ from sideline.durations import Duration, seconds
 from sideline.effects import EFFECTS, Effect
 from sideline.errors import ConfigurationError, NonRecoverable
 from sideline.events import Event
-from sideline.policies import FloodGuard, Policy, Sideline
+from sideline.policies import FloodGuard, Policy, Sideline, Skip
 from sideline.sinks import Calls, Postgres, Sink
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Pipeline:
         if self.handler_timeout is None and isinstance(self.sink, Calls):
             self.handler_timeout = CALLS_TIMEOUT_SECONDS
         self.rate = rate
-        self.handle: Handler | None = None
+        self.handle: Handler = _no_handler
         self.set_up: Callable[[], Any] | None = None
         self.tear_down: Callable[[Any], Any] | None = None
         self._check()
@@ -116,9 +116,14 @@ class Pipeline:
         return function
 
     @property
+    def has_handler(self) -> bool:
+        """Whether a handler was declared."""
+        return self.handle is not _no_handler
+
+    @property
     def wants_transaction(self) -> bool:
         """Whether the handler takes the open transaction as its second argument."""
-        return self.handle is not None and _positional(self.handle) == 2  # noqa: PLR2004
+        return self.has_handler and _positional(self.handle) == 2  # noqa: PLR2004
 
     @property
     def is_async(self) -> bool:
@@ -151,6 +156,10 @@ class Pipeline:
             elif rule(error):
                 return True
         return False
+
+    def skips(self, error: BaseException) -> bool:
+        """Whether an event that failed like this is left out and counted (F5)."""
+        return isinstance(self.on_failure, Skip) and not self.recovers(error)
 
     def start(
         self,
@@ -228,6 +237,11 @@ def _check_start(start: Start, refuse: Callable[..., None]) -> None:
                 f"start is {start!r}.",
                 'It is "earliest", "latest", a datetime or {partition: offset}.',
             )
+
+
+def _no_handler(event: Event) -> None:
+    message = f"no handler was declared for the pipeline that got event {event.id}."
+    raise ConfigurationError(message)
 
 
 def _positional(function: Handler) -> int:

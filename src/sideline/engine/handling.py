@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sideline.effects import Delete, Effect, Execute, Insert, Upsert
-from sideline.policies import Skip
 from sideline.sinks import Postgres
 from sideline.slices import NOTHING, Failure, Handled, effects_of
 
@@ -42,11 +41,9 @@ def handle(
 
     Returns what was handled and, if that ended it, the failure of the event behind it.
     """
-    assert pipeline.handle is not None
     run = pipeline.handle
     allowed = allowed_effects(pipeline)
     upserts = Upsert in allowed
-    skipping = isinstance(pipeline.on_failure, Skip)
     effects: list[tuple[Effect, ...]] = []
     append = effects.append
     failure = None
@@ -64,10 +61,9 @@ def handle(
             raise
         # Whatever a handler raises, SystemExit included, is a failure of its event alone.
         except BaseException as error:  # noqa: BLE001
-            failure = Failure(event, "handler", error)
-            if not skipping or pipeline.recovers(error):
+            if not pipeline.skips(error):
+                failure = Failure(event, "handler", error)
                 break
-            failure = None
             skipped += 1
             append(NOTHING)
         if monotonic() > until:

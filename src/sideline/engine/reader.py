@@ -48,7 +48,7 @@ CONSUMER: dict[str, Any] = {
 
 
 class Span:
-    """What one unbroken assignment of a partition delivered: the offsets from ``start`` to ``end``."""
+    """What one unbroken assignment of a partition delivered: offsets from ``start`` to ``end``."""
 
     __slots__ = ("at_end", "bytes", "end", "events", "start")
 
@@ -164,19 +164,20 @@ class Reader:
         spans = self._spans
         delivery = self.delivery
         span: Span | None = None
-        topic, number = None, -1
+        topic: str | None = None
+        number: int | None = None
         count = 0
         for message in messages:
-            if message.error() is not None:
-                self._note(message)
+            error = message.error()
+            if error is not None:
+                self._note(message, error)
                 continue
             if message.partition() != number or message.topic() != topic:
                 topic, number = message.topic(), message.partition()
+                # A plain tuple equals the named one, and costs less.
                 span = spans.get((topic, number))  # type: ignore[call-overload]
-            if span is None:
-                continue
             offset = message.offset()
-            if offset < span.end:
+            if span is None or offset is None or offset < span.end:
                 continue
             kind, timestamp = message.timestamp()
             headers = message.headers()
@@ -201,15 +202,14 @@ class Reader:
             count += 1
         return count
 
-    def _note(self, message: Message) -> None:
-        error = message.error()
+    def _note(self, message: Message, error: KafkaError) -> None:
         partition = Partition(message.topic() or "", message.partition() or 0)
         span = self._spans.get(partition)
         code = error.code()
         if code == KafkaError._PARTITION_EOF:  # noqa: SLF001 - librdkafka's own name for it
             if span is not None:
                 # Behind the last event there may be holes: markers of transactions, compaction.
-                span.end = max(span.end, message.offset())
+                span.end = max(span.end, message.offset() or 0)
                 span.at_end = True
         elif code in {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}:  # noqa: SLF001
             if span is not None:

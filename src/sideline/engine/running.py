@@ -8,6 +8,7 @@ import tempfile
 import threading
 import uuid
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -15,11 +16,12 @@ from pyspark import cloudpickle
 
 from sideline import settings as settings_module
 from sideline.engine import session
-from sideline.engine.driver import Driver, Options
+from sideline.engine.driver import Driver, Options, Runner
 from sideline.engine.lease import Lease, Report
 from sideline.engine.task import Task
 from sideline.errors import ConfigurationError, NotFoundError
 from sideline.ledger.place import Place
+from sideline.loading import module_of
 from sideline.sinks import Postgres
 from sideline.topics.admin import Cluster
 
@@ -59,7 +61,7 @@ class Running:
         start: Start | None = None,
     ) -> Running:
         """Check everything that can be checked, then start."""
-        if pipeline.handle is None:
+        if not pipeline.has_handler:
             message = f"pipeline {pipeline.name!r} has no handler."
             hint = f"Decorate a function with @{pipeline.name}.handler in the pipeline's file."
             raise ConfigurationError(message, hint=hint)
@@ -179,10 +181,28 @@ def _write_secrets(database: str, kafka: dict[str, Any]) -> Path:
     return path
 
 
-def _runner(spark: SparkSession, pipeline: Pipeline) -> Any:  # noqa: ANN401 - a closure over Spark
+def ship(pipeline: Pipeline) -> bytes:
+    """The pipeline as the workers get it: with its module's code, without its secrets."""
+    module = module_of(pipeline)
+    by_value = module is not None and module.__name__ != "__main__" and _is_users(module)
+    if module is not None and by_value:
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    try:
+        return bytes(cloudpickle.dumps(pipeline))  # type: ignore[no-untyped-call]
+    finally:
+        if module is not None and by_value:
+            cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
+
+
+def _is_users(module: ModuleType) -> bool:
+    # What is installed on this machine is installed on the workers.
+    return "site-packages" not in (getattr(module, "__file__", None) or "")
+
+
+def _runner(spark: SparkSession, pipeline: Pipeline) -> Runner:
     """One Spark job a round; the pipeline is shipped once."""
     context = spark.sparkContext
-    shipped = context.broadcast(cloudpickle.dumps(pipeline))
+    shipped = context.broadcast(ship(pipeline))
     task = Task(uuid.uuid4().hex, shipped)
 
     def run(leases: list[Lease]) -> list[Report]:

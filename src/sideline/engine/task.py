@@ -6,13 +6,12 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import orjson
-from pyspark import Broadcast, TaskContext
-from pyspark import cloudpickle
+from pyspark import Broadcast, TaskContext, cloudpickle
 
 from sideline.engine.lease import Lease
 from sideline.engine.worker import Access, Worker
@@ -30,7 +29,7 @@ class Task:
         self.run = run
         self.pipeline = pipeline
 
-    def __call__(self, leases: Iterator[str]) -> Iterator[str]:
+    def __call__(self, leases: Iterable[str]) -> Iterator[str]:
         """Work the leases of this task (there is one)."""
         context = TaskContext.get()
         # Unique and growing within a Spark application, whichever stage or attempt it is.

@@ -1,7 +1,6 @@
-"""A lease in, a report out: the task that owns partitions for a short time.
+"""A lease in, a report out: a process that owns partitions for a short time, again and again.
 
-The way of an event: `Reader` -> a slice -> the handler -> the home's commit.
-Runs inside a Spark task, and just as well without Spark.
+Runs inside Spark's Python workers, and just as well without Spark.
 """
 
 from __future__ import annotations
@@ -9,56 +8,27 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import random
 import socket
-import traceback
-import uuid
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from confluent_kafka import KafkaException
 
-from sideline.classify import kind_of
 from sideline.clock import Clock, SystemClock
-from sideline.crashpoints import reach
-from sideline.engine.handling import handle
-from sideline.engine.lease import Lease, Partition, PartitionReport, Report
+from sideline.engine.concurrent import ConcurrentHolding
+from sideline.engine.handling import allowed_effects
+from sideline.engine.holding import Holding
+from sideline.engine.lease import Lease, Report
 from sideline.engine.pulse import Pulse
-from sideline.engine.reader import Lost, Reader, Span
-from sideline.errors import FencedError
+from sideline.engine.reader import Reader
+from sideline.engine.window import LoopPool, Pool, ThreadPool
 from sideline.events import Delivery
-from sideline.homes.calls import CallsHome
-from sideline.homes.postgres import PostgresHome
 from sideline.homes.writer import Writer
 from sideline.ledger.connection import Connection, wait_for
-from sideline.ledger.store import Claim, Held, Ledger, Parting
-from sideline.sinks import Calls
-from sideline.slices import SLICE_BYTES, Failure, Handled, Outcome, admit
 
 if TYPE_CHECKING:
-    from sideline.events import Event
     from sideline.pipeline import Pipeline
 
-# An owner without a sign of life for this long is replaced; longer than any slice of ours.
-GRACE_SECONDS = 10.0
-# How often a task looks again at partitions that nobody announced as released.
-LOOK_AGAIN_SECONDS = 0.25
-# While behind, wait this long for a slice to fill up: a big slice folds better.
-FILL_SECONDS = 0.05
-# Live and busy, wait this long: a transaction per poll starves a busy machine.
-LINGER_SECONDS = 0.003
-BUSY_EVENTS_PER_SECOND = 2_000
-# No wait for events is longer, so that a stop is noticed.
-IDLE_SECONDS = 0.5
-# While partitions are still to be taken, look up from the others this often.
-HAND_OVER_SECONDS = 0.01
-BUFFER_BYTES = 2 * SLICE_BYTES
-# How long a lease may look for a database that went away, beyond its own end.
-OUTAGE_SECONDS = 5.0
 TRANSACTION_TIMEOUT = "60s"
-# Our own timeouts and the server's statement_timeout: half a slice may pass.
-SLICE_TOO_LONG = frozenset({"25P03", "25P04", "57014"})
-DEADLOCK = "40P01"
 
 log = logging.getLogger(__name__)
 
@@ -69,27 +39,6 @@ class Access:
 
     database: str = dataclasses.field(repr=False)
     kafka: dict[str, Any] = dataclasses.field(repr=False)
-
-
-@dataclasses.dataclass(slots=True)
-class Hand:
-    """What a lease knows of one partition that it holds."""
-
-    held: Held
-    bound: int | None
-    report: PartitionReport
-    due: float = 0.0
-    """Monotonic time before which it is left alone."""
-    first_at: float = 0.0
-    """Monotonic time at which the oldest buffered event came."""
-    trouble: str | None = None
-    limit: int = 0
-    """Events of the next slice at most; halved when a transaction took too long."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether the bound is reached."""
-        return self.bound is not None and self.held.next_offset >= self.bound
 
 
 class Worker:
@@ -103,6 +52,7 @@ class Worker:
         self._writer: Writer | None = None
         self._reader: Reader | None = None
         self._pulse = Pulse(access.database, pipeline.name)
+        self._pool: Pool | None = None
         self._context: Any = None
         self._is_set_up = False
 
@@ -113,8 +63,8 @@ class Worker:
             return report
         try:
             self._set_up()
-            with _LeaseRun(self, lease, attempt, report) as run:
-                run.loop()
+            with self._holding(lease, attempt, report) as holding:
+                holding.loop()
         except psycopg.OperationalError as error:
             # The database is away: whatever was held is free, and nothing was half done.
             report.trouble = f"PostgreSQL: {str(error).strip()}"
@@ -127,11 +77,28 @@ class Worker:
         if self._is_set_up and self.pipeline.tear_down is not None:
             self.pipeline.tear_down(self._context)
         self._is_set_up = False
+        if self._pool is not None:
+            self._pool.close()
         self._pulse.close()
         if self._reader is not None:
             self._reader.close()
         if self._connection is not None:
             self._connection.close()
+
+    def _holding(self, lease: Lease, attempt: int, report: Report) -> Holding:
+        if self.pipeline.concurrency > 1 or self.pipeline.is_async:
+            return ConcurrentHolding(self, lease, attempt, report)
+        return Holding(self, lease, attempt, report)
+
+    def pool(self) -> Pool:
+        """What handles events side by side; kept like the connections."""
+        if self._pool is None:
+            pipeline = self.pipeline
+            kind = LoopPool if pipeline.is_async else ThreadPool
+            self._pool = kind(
+                pipeline.handle, pipeline.concurrency, allowed_effects(pipeline), pipeline.skips
+            )
+        return self._pool
 
     def _set_up(self) -> None:
         if not self._is_set_up:
@@ -154,7 +121,9 @@ class Worker:
 
     def writer(self) -> Writer:
         """What writes rows through the current connection."""
-        assert self._writer is not None
+        if self._writer is None:
+            message = "the worker has no connection yet"
+            raise RuntimeError(message)
         return self._writer
 
     def reader(self, lease: Lease, number: tuple[int, ...]) -> Reader:
@@ -179,397 +148,6 @@ class Worker:
     def clock(self) -> Clock:
         """The time."""
         return self._clock
-
-
-class _LeaseRun:
-    """One lease, from the warm-up to the release."""
-
-    def __init__(self, worker: Worker, lease: Lease, attempt: int, report: Report) -> None:
-        self._worker = worker
-        self._pipeline = worker.pipeline
-        self._clock = worker.clock
-        self._lease = lease
-        self._report = report
-        self._claim = Claim(
-            lease.pipeline,
-            (lease.epoch, lease.round, attempt),
-            uuid.uuid4(),
-            worker.pulse.worker,
-        )
-        self._bounds = {share.of: share.bound for share in lease.shares}
-        self._wanted = set(self._bounds)
-        self._hands: dict[Partition, Hand] = {}
-        now = self._clock.monotonic()
-        self._ends = now + lease.ends_at - self._clock.now()
-        self._look_at = now
-        self._budget = 0.0
-        self._budget_at = now
-        self._busy = False
-
-    def __enter__(self) -> _LeaseRun:
-        self._connect(self._ends)
-        self._reader = self._worker.reader(self._lease, self._claim.lease)
-        self._worker.pulse.start(self._lease.epoch, self._connection)
-        # Warm-up: connect and prefetch, nothing else. What counts is read after the take.
-        for partition, offset in self._ledger.guesses(self._wanted).items():
-            self._reader.aim(partition, offset)
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._report.partitions = [self._summary(hand) for hand in self._hands.values()]
-        # After a release nothing is prefetched: what comes then belongs to the next owner.
-        self._reader.drop_all()
-        reach("before-release")
-        if error is None:
-            self._ledger.release([self._parting(hand) for hand in self._hands.values()])
-
-    def loop(self) -> None:
-        """Take, read, handle, commit, until the time is over."""
-        while not self._over():
-            try:
-                self._take()
-                if not self._hands:
-                    self._wait_for_release()
-                    continue
-                self._read()
-                for hand in self._ripe():
-                    self._slice(hand)
-                    if self._over():
-                        break
-            except Lost as lost:
-                self._lose(lost)
-            except KafkaException as error:
-                self._kafka_trouble(error)
-            except psycopg.Error as error:
-                if not self._gone():
-                    raise
-                self._reconnect(error)
-
-    # Ownership
-
-    def _take(self) -> None:
-        now = self._clock.monotonic()
-        released = self._worker.pulse.released
-        if not self._wanted or (now < self._look_at and not released.is_set()):
-            return
-        released.clear()
-        self._look_at = now + LOOK_AGAIN_SECONDS
-        replace_dead = not isinstance(self._pipeline.sink, Calls)
-        for held in self._ledger.take(self._wanted, replace_dead=replace_dead):
-            self._wanted.discard(held.partition)
-            summary = PartitionReport(held.partition.topic, held.partition.number, taken=True)
-            hand = Hand(held, self._bounds[held.partition], summary)
-            hand.limit = self._pipeline.slice_size
-            self._hands[held.partition] = hand
-            self._reader.own(held.partition, held.next_offset)
-            reach("lease-taken")
-        if self._wanted:
-            for partition in self._ledger.not_mine(self._wanted):
-                self._wanted.discard(partition)
-                self._reader.drop(partition)
-                self._report.fenced.append(str(partition))
-        if self._wanted:
-            self._ledger.end_frozen(self._wanted)
-
-    def _wait_for_release(self) -> None:
-        wait = min(LOOK_AGAIN_SECONDS, self._ends - self._clock.monotonic())
-        if wait > 0:
-            self._worker.pulse.released.wait(wait)
-
-    def _fenced(self, hand: Hand) -> None:
-        partition = hand.held.partition
-        self._report.fenced.append(str(partition))
-        del self._hands[partition]
-        self._reader.drop(partition)
-
-    # Reading
-
-    def _read(self) -> None:
-        now = self._clock.monotonic()
-        waiting = [hand for hand in self._hands.values() if not hand.finished and hand.due <= now]
-        if not waiting:
-            self._clock.sleep(max(0.0, min(self._next_due(), self._ends) - now))
-            return
-        buffered = any(self._reader.span(hand.held.partition).events for hand in waiting)
-        if self._full():
-            return
-        if buffered:
-            pause = LINGER_SECONDS if self._busy else 0.0
-            self._reader.linger(pause)
-        else:
-            idle = IDLE_SECONDS if not self._wanted else HAND_OVER_SECONDS
-            wait = max(0.0, min(idle, self._ends - now))
-            started = now
-            self._reader.fill(wait)
-            self._report.idle_seconds += self._clock.monotonic() - started
-        self._stamp(waiting)
-
-    def _stamp(self, hands: list[Hand]) -> None:
-        now = self._clock.monotonic()
-        for hand in hands:
-            if not hand.first_at and self._reader.span(hand.held.partition).events:
-                hand.first_at = now
-
-    def _full(self) -> bool:
-        return self._reader.buffered_bytes >= BUFFER_BYTES or any(
-            len(self._reader.span(partition).events) >= hand.limit
-            for partition, hand in self._hands.items()
-        )
-
-    def _ripe(self) -> list[Hand]:
-        """The partitions whose slice is worth a transaction now, the fullest first."""
-        now = self._clock.monotonic()
-        full = self._reader.buffered_bytes >= BUFFER_BYTES
-        ripe = []
-        for hand in self._hands.values():
-            span = self._reader.span(hand.held.partition)
-            if hand.due > now or hand.finished:
-                continue
-            if span.events:
-                late = now - hand.first_at >= FILL_SECONDS
-                if span.at_end or late or full or len(span.events) >= hand.limit:
-                    ripe.append(hand)
-            elif span.at_end and span.end > hand.held.next_offset:
-                ripe.append(hand)
-        ripe.sort(key=lambda hand: -len(self._reader.span(hand.held.partition).events))
-        return ripe
-
-    # Slices
-
-    def _slice(self, hand: Hand) -> None:
-        span = self._reader.span(hand.held.partition)
-        events, end = self._cut(hand, span)
-        if not events and end <= hand.held.next_offset:
-            return
-        started = self._clock.monotonic()
-        try:
-            outcome = self._process(hand, events, end)
-        except FencedError:
-            self._fenced(hand)
-        except psycopg.Error as error:
-            if self._gone():
-                raise
-            self._refused(hand, error)
-        else:
-            self._committed(hand, outcome, started)
-
-    def _cut(self, hand: Hand, span: Span) -> tuple[list[Event], int]:
-        """The events of the next slice, and where progress stands behind them."""
-        events = span.events
-        limit = self._allowance(min(hand.limit, len(events)))
-        if span.bytes > SLICE_BYTES:
-            limit = min(limit, max(1, len(events) * SLICE_BYTES // span.bytes))
-        whole = limit >= len(events)
-        chosen = admit(events[:limit], hand.held.next_offset, hand.bound)
-        if whole and len(chosen) == len(events):
-            # Beyond the last event there may be holes, as far as the end of the log was seen.
-            return chosen, span.end
-        if chosen:
-            return chosen, chosen[-1].offset + 1
-        if hand.bound is not None and span.end >= hand.bound:
-            return [], max(hand.bound, hand.held.next_offset)
-        return [], hand.held.next_offset
-
-    def _process(self, hand: Hand, events: list[Event], end: int) -> Outcome:
-        if self._pipeline.wants_transaction:
-            home = self._home
-            assert isinstance(home, PostgresHome)
-            return home.run(hand.held, events, end, self._clock)
-        if self._pipeline.delivery == "at-most-once":
-            return self._process_unsure(hand, events, end)
-        handled, failure = self._handle(hand, events, end)
-        reach("after-handler")
-        if failure is not None and not handled.events:
-            return Outcome(hand.held.next_offset, failure=failure)
-        outcome = self._home.commit(hand.held, handled)
-        return outcome if outcome.failure or not failure else outcome._replace(failure=failure)
-
-    def _process_unsure(self, hand: Hand, events: list[Event], end: int) -> Outcome:
-        self._home.begin_unsure(hand.held, events, end)
-        effects: list[Any] = []
-        skipped = 0
-        while len(effects) < len(events):
-            rest = events[len(effects) :]
-            handled, failure = self._handle(hand, rest, end)
-            effects.extend(handled.effects)
-            skipped += handled.skipped
-            if failure is not None:
-                # Progress has passed it already: there is no second time.
-                effects.append(())
-                skipped += 1
-        reach("after-handler")
-        whole = Handled(hand.held.next_offset, end, events, effects, skipped)
-        return self._home.finish_unsure(hand.held, whole)
-
-    def _handle(self, hand: Hand, events: list[Event], end: int) -> tuple[Handled, Failure | None]:
-        started = self._clock.monotonic()
-        result = handle(
-            self._pipeline, events, start=hand.held.next_offset, end=end, clock=self._clock
-        )
-        self._report.handle_seconds += self._clock.monotonic() - started
-        return result
-
-    def _committed(self, hand: Hand, outcome: Outcome, started: float) -> None:
-        partition = hand.held.partition
-        self._reader.done(partition, outcome.end)
-        hand.first_at = self._clock.monotonic() if self._reader.span(partition).events else 0.0
-        summary = hand.report
-        summary.consumed += outcome.consumed
-        summary.applied += outcome.applied
-        summary.slices += 1
-        if outcome.event_ms >= 0:
-            summary.last_event_ms = outcome.event_ms
-        took = self._clock.monotonic() - started
-        self._report.commit_seconds += took
-        self._budget -= outcome.consumed
-        self._busy = outcome.consumed > BUSY_EVENTS_PER_SECOND * (took + LINGER_SECONDS)
-        if outcome.consumed:
-            hand.held.attempts = 0
-            hand.trouble = None
-            hand.limit = self._pipeline.slice_size
-        if outcome.failure is not None:
-            self._failed(hand, outcome.failure)
-
-    # Trouble
-
-    def _failed(self, hand: Hand, failure: Failure) -> None:
-        if self._pipeline.recovers(failure.error):
-            hand.held.attempts += 1
-            wait = self._pipeline.retry.wait_seconds(hand.held.attempts, random.random())  # noqa: S311
-            hand.due = self._clock.monotonic() + wait
-            hand.trouble = f"{type(failure.error).__name__}: {failure.error}"
-            log.warning("event %s waits: %s", failure.event.id, hand.trouble)
-            return
-        self._give_up(failure.error, event=failure.event.id, stage=failure.stage)
-
-    def _refused(self, hand: Hand, error: psycopg.Error) -> None:
-        """PostgreSQL said no to the slice as a whole."""
-        self._connection.rollback()
-        self._worker.writer().forget()
-        if kind_of(error) != "recoverable":
-            self._give_up(
-                error, event=f"{hand.held.partition}/{hand.held.next_offset}", stage="write"
-            )
-            return
-        hand.trouble = str(error).strip()
-        if error.sqlstate in SLICE_TOO_LONG:
-            hand.limit = max(1, hand.limit // 2)
-        if error.sqlstate == DEADLOCK:
-            return
-        hand.held.attempts += 1
-        wait = self._pipeline.retry.wait_seconds(hand.held.attempts, random.random())  # noqa: S311
-        hand.due = self._clock.monotonic() + wait
-        log.warning("partition %s waits: %s", hand.held.partition, hand.trouble)
-
-    def _give_up(self, error: BaseException, *, event: str, stage: str) -> None:
-        self._report.failure = {
-            "event": event,
-            "stage": stage,
-            "kind": kind_of(error),
-            "error": type(error).__name__,
-            "message": str(error).strip(),
-            "traceback": "".join(traceback.format_exception(error)),
-        }
-
-    def _lose(self, lost: Lost) -> None:
-        hand = self._hands.get(lost.partition)
-        if hand is None:
-            # A guess before the take may be behind what Kafka has.
-            self._reader.drop(lost.partition)
-            return
-        self._report.lost.append(str(lost.partition))
-        hand.trouble = f"Kafka has nothing at offset {lost.offset}"
-        hand.due = float("inf")
-        self._reader.drop(lost.partition)
-
-    def _kafka_trouble(self, error: KafkaException) -> None:
-        log.warning("Kafka: %s", error)
-        for hand in self._hands.values():
-            hand.trouble = str(error)
-        self._worker.lose_reader()
-        self._reader = self._worker.reader(self._lease, self._claim.lease)
-        for partition, hand in self._hands.items():
-            self._reader.aim(partition, hand.held.next_offset)
-        self._clock.sleep(min(1.0, max(0.0, self._ends - self._clock.monotonic())))
-
-    def _gone(self) -> bool:
-        return self._connection.broken or self._connection.closed
-
-    def _reconnect(self, error: psycopg.Error) -> None:
-        """The database went away in the middle of something."""
-        log.warning("PostgreSQL: %s", error)
-        for hand in self._hands.values():
-            hand.trouble = str(error).strip()
-        self._connect(self._ends + OUTAGE_SECONDS)
-        self._ledger.reannounce()
-        for hand in list(self._hands.values()):
-            try:
-                hand.held.next_offset = self._ledger.settle(hand.held)
-            except FencedError:
-                self._fenced(hand)
-                continue
-            self._reader.own(hand.held.partition, hand.held.next_offset)
-
-    def _connect(self, until: float) -> None:
-        self._connection = self._worker.connection(until)
-        self._ledger = Ledger(self._connection, self._claim, grace_seconds=self._grace())
-        if isinstance(self._pipeline.sink, Calls):
-            self._home: CallsHome | PostgresHome = CallsHome(self._connection, self._ledger)
-        else:
-            self._home = PostgresHome(
-                self._pipeline, self._connection, self._worker.writer(), self._ledger
-            )
-
-    def _grace(self) -> float:
-        # A call that is still under way must not be overtaken by its successor.
-        if isinstance(self._pipeline.sink, Calls) and self._pipeline.handler_timeout:
-            return GRACE_SECONDS + self._pipeline.handler_timeout
-        return GRACE_SECONDS
-
-    # Time and pace
-
-    def _over(self) -> bool:
-        if self._report.failure is not None or self._worker.pulse.stop_wanted.is_set():
-            return True
-        if self._clock.monotonic() >= self._ends:
-            return True
-        if self._wanted:
-            return False
-        return all(hand.finished or hand.due == float("inf") for hand in self._hands.values())
-
-    def _next_due(self) -> float:
-        dues = [hand.due for hand in self._hands.values() if not hand.finished]
-        return min(dues, default=self._ends)
-
-    def _allowance(self, wanted: int) -> int:
-        """How many events the pace allows now; at least one when its time has come."""
-        rate = self._lease.rate
-        if rate is None:
-            return wanted
-        now = self._clock.monotonic()
-        self._budget = min(rate, self._budget + (now - self._budget_at) * rate)
-        self._budget_at = now
-        if self._budget < 1:
-            self._clock.sleep(min((1 - self._budget) / rate, max(0.0, self._ends - now)))
-            return min(wanted, 1)
-        return min(wanted, int(self._budget))
-
-    # Reporting
-
-    def _parting(self, hand: Hand) -> Parting:
-        wait = hand.due - self._clock.monotonic()
-        waits = 0 < wait < float("inf")
-        return Parting(
-            hand.held.partition, wait if waits else None, hand.held.attempts, hand.trouble
-        )
-
-    def _summary(self, hand: Hand) -> PartitionReport:
-        summary = hand.report
-        summary.next_offset = hand.held.next_offset
-        summary.high = self._reader.high(hand.held.partition)
-        summary.trouble = hand.trouble
-        summary.attempts = hand.held.attempts
-        return summary
 
 
 def _limit(connection: Connection) -> None:

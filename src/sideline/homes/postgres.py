@@ -73,8 +73,7 @@ class PostgresHome:
     def _run_each(
         self, held: Held, events: Sequence[Event], end: int, clock: Clock
     ) -> tuple[Handled, Failure | None]:
-        handler: Callable[..., Any] | None = self._pipeline.handle
-        assert handler is not None
+        handler: Callable[..., Any] = self._pipeline.handle
         allowed = allowed_effects(self._pipeline)
         done: list[tuple[Effect, ...]] = []
         failure, skipped = None, 0
@@ -92,7 +91,7 @@ class PostgresHome:
             except BaseException as error:
                 if self._connection.broken or self._connection.closed:
                     raise
-                if not self._skipping or self._pipeline.recovers(error):
+                if not self._pipeline.skips(error):
                     failure = Failure(event, "handler", error)
                     break
                 skipped += 1

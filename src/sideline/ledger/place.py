@@ -179,18 +179,18 @@ class Place:
         while True:
             try:
                 self._connection.execute("set local lock_timeout = '500ms'")
-                row = self._connection.execute(queries()["begin_epoch"], parameters).fetchone()
-                assert row is not None
+                began = self._connection.execute(queries()["begin_epoch"], parameters).fetchall()
+                ((epoch,),) = began
                 self._connection.execute(
                     queries()["fence_partitions"],
-                    {"pipeline": self._pipeline.name, "epoch": row[0]},
+                    {"pipeline": self._pipeline.name, "epoch": epoch},
                 )
                 self._connection.commit()
             except psycopg.errors.LockNotAvailable:
                 self._connection.rollback()
                 self._end_holders(last=time.monotonic() > until)
                 continue
-            self.epoch = int(row[0])
+            self.epoch = int(epoch)
             return
 
     def _end_holders(self, *, last: bool) -> None:

@@ -14,9 +14,8 @@ from sideline.ledger.sql import queries
 
 if TYPE_CHECKING:
     from sideline.events import Event
-    from sideline.slices import Outcome
-
     from sideline.ledger.connection import Connection
+    from sideline.slices import Outcome
 
 
 class Claim(NamedTuple):

@@ -14,7 +14,8 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from sideline.engine.lease import Partition
 from sideline.errors import KafkaUnreachableError, NotFoundError, RefusedError
@@ -73,11 +74,11 @@ class Cluster:
 
     def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """Where the committed part of each partition ends now."""
-        return self._offsets(partitions, OffsetSpec.latest())
+        return self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
 
     def beginnings(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """The first offset that each partition still has."""
-        return self._offsets(partitions, OffsetSpec.earliest())
+        return self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
 
     def at(self, partitions: Iterable[Partition], timestamp_ms: int) -> dict[Partition, int]:
         """The first event from a moment on; the end where there is none."""

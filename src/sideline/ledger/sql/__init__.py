@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 from importlib import resources
-from typing import LiteralString, NamedTuple, cast
+from typing import LiteralString, NamedTuple
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
@@ -23,11 +23,7 @@ def queries() -> dict[str, LiteralString]:
     """Every named statement of queries.sql."""
     text = resources.files(__package__).joinpath("queries.sql").read_text(encoding="utf-8")
     parts = _NAME.split(text)[1:]
-    # The text is part of the package, as literal as a string in the code.
-    return {
-        name: cast("LiteralString", body.strip())
-        for name, body in zip(parts[::2], parts[1::2], strict=True)
-    }
+    return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
 
 
 @cache
@@ -39,7 +35,7 @@ def migrations() -> tuple[Migration, ...]:
         Migration(
             int(name[:4]),
             name[5:-4],
-            cast("LiteralString", folder.joinpath(name).read_text(encoding="utf-8")),
+            folder.joinpath(name).read_text(encoding="utf-8"),
         )
         for name in files
     )
