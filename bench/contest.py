@@ -77,7 +77,7 @@ def started(peer: Peer, task: Task) -> Iterator[Contestant]:
         task = dataclasses.replace(task, workdir=directory)
         log = Path(directory, "log")
         with log.open("wb") as errors:
-            process = subprocess.Popen(  # noqa: S603 - our own commands
+            process = subprocess.Popen(
                 peer.command(task),
                 cwd=ROOT,
                 env=_environment(task),
@@ -105,7 +105,7 @@ def drain(
                 used = services.cpu(contestant.process.pid)
             if task.events is not None and total >= task.events:
                 break
-        assert used is not None  # noqa: S101 - commits() yields or raises
+        assert used is not None
         used = services.cpu(contestant.process.pid).since(used)
     (begin, before), (end, after) = commits[0], commits[-1]
     if after == before:
@@ -125,7 +125,7 @@ def _environment(task: Task) -> dict[str, str]:
 
 
 def _reports(contestant: Contestant) -> Iterator[tuple[float, int]]:
-    assert contestant.process.stdout is not None  # noqa: S101 - a pipe, see started()
+    assert contestant.process.stdout is not None
     total = 0
     for line in _lines(contestant, contestant.process.stdout):
         at, _, events = line.partition(b" ")

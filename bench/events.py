@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 import orjson
 from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 # Twenty thousand users who change again and again: measures folding as much as engines.
 REPEATED_KEYS = 20_000

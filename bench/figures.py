@@ -23,7 +23,7 @@ def ratio_by_round(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 def growth(samples: Sequence[tuple[float, float]]) -> float:
     """The slope of the least-squares line through (seconds, value), per minute."""
-    if len({at for at, _ in samples}) < 2:  # noqa: PLR2004 - a line needs two points
+    if len({at for at, _ in samples}) < 2:
         return 0.0
     slope, _ = statistics.linear_regression([at for at, _ in samples], [v for _, v in samples])
     return slope * 60

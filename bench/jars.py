@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import platformdirs
 import pyspark
@@ -36,8 +36,8 @@ def _retrieve(jars: Path, ivy_cache: Path) -> None:
         "-types", "jar", "bundle", "-retrieve", f"{jars}/[artifact]-[revision].[ext]",
     ]
     # fmt: on
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=300)  # noqa: S603
-    wanted = len(ElementTree.parse(IVY_XML).getroot().findall(".//dependency"))  # noqa: S314 - ours
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=300)
+    wanted = len(ET.parse(IVY_XML).getroot().findall(".//dependency"))
     found = len(list(jars.glob("*.jar")))
     if found != wanted:
         message = f"Ivy brought {found} jars, {wanted} were asked for"

@@ -45,14 +45,14 @@ class Services:
                 admin.execute("checkpoint")
                 yield url
             finally:
-                admin.execute(
-                    sql.SQL("drop database {} with (force)").format(sql.Identifier(name))
-                )
+                admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
     def cpu(self, contestant_pid: int) -> cpu.Cpu:
         """CPU seconds used so far by the contestant, PostgreSQL and the broker."""
         return cpu.Cpu(
-            cpu.seconds(contestant_pid), cpu.seconds(self.postgres_pid), cpu.seconds(self.broker_pid)
+            cpu.seconds(contestant_pid),
+            cpu.seconds(self.postgres_pid),
+            cpu.seconds(self.broker_pid),
         )
 
 
@@ -80,7 +80,7 @@ def describe(bootstrap: str, database: str) -> Services:
     with psycopg.connect(database) as connection:
         backend = connection.info.backend_pid
     postgres_pid = psutil.Process(backend).ppid() if psutil.pid_exists(backend) else None
-    broker_pid = cpu.listener(int(bootstrap.split(",")[0].rpartition(":")[2]))
+    broker_pid = cpu.listener(int(bootstrap.split(",", maxsplit=1)[0].rpartition(":")[2]))
     if postgres_pid is None or broker_pid is None:
         message = "broker and PostgreSQL must run on this machine: their CPU time is measured"
         raise RuntimeError(message)

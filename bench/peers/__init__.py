@@ -15,6 +15,8 @@ from typing import Any, Literal
 TRANSACTION_EVENTS = 25_000
 # Two workers of whatever kind: two processes, two Spark slots, two slots of ours.
 SLOTS = 2
+# How long the handlers of the slow suite wait for something outside.
+WAIT_SECONDS = 0.005
 
 UPSERT = """
 insert into users (id, name, email, seq)
@@ -36,8 +38,8 @@ class Task:
     database: str
     topic: str
     partitions: int
-    workdir: str
     events: int | None = None
+    workdir: str = ""
     slots: int = SLOTS
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 

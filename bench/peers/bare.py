@@ -57,7 +57,7 @@ def consume(given: Task, partitions: list[int]) -> None:
     with connect(given.database) as connection:
         while any(left.values()):
             for message in consumer.consume(10_000, timeout=0.05):
-                slices[message.partition()].append(message)
+                slices[message.partition() or 0].append(message)
             for partition, waiting in slices.items():
                 if waiting and len(waiting) >= min(TRANSACTION_EVENTS, left[partition]):
                     slice_ = waiting[:TRANSACTION_EVENTS]
@@ -82,8 +82,8 @@ def apply(connection: psycopg.Connection[Any], messages: list[Message]) -> None:
     """Fold by key, write in one transaction, report."""
     rows: dict[bytes, Row] = {}
     for message in messages:
-        user = orjson.loads(message.value())
-        rows[message.key()] = (user["id"], user["name"], user["email"], user["seq"])
+        user = orjson.loads(message.value() or b"")
+        rows[message.key() or b""] = (user["id"], user["name"], user["email"], user["seq"])
     write(connection, [rows[key] for key in sorted(rows)])
     report(len(messages))
 

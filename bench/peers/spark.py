@@ -13,9 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from bench import jars
 from bench.peers import Task, report
+from bench.peers.batches import BATCH_EVENTS
 
-# Few, large batches: tried from 50,000 to 500,000 events, no contestant gains beyond this.
-BATCH_EVENTS = 250_000
 VALUE = "id string, name string, email string, seq long"
 
 
@@ -44,6 +43,8 @@ def source(spark: SparkSession, task: Task) -> DataFrame:
         .option("kafka.bootstrap.servers", task.bootstrap)
         .option("subscribe", task.topic)
         .option("startingOffsets", "earliest")
+        .option("kafka.max.poll.records", 10_000)
+        .option("kafka.max.partition.fetch.bytes", 4_000_000)
         .option("maxOffsetsPerTrigger", task.options.get("batch_events", BATCH_EVENTS))
         .load()
     )
@@ -51,13 +52,9 @@ def source(spark: SparkSession, task: Task) -> DataFrame:
 
 def run(task: Task, batches: DataFrame, apply: Callable[[DataFrame], int]) -> None:
     """Apply batch after batch and report each; end at the topic's end, or on SIGTERM."""
-    left = [task.events]
 
     def one(batch: DataFrame, _number: int) -> None:
-        count = apply(batch)
-        report(count)
-        if left[0] is not None:
-            left[0] -= count
+        report(apply(batch))
 
     writer = batches.writeStream.foreachBatch(one).option(
         "checkpointLocation", str(Path(task.workdir, "checkpoint"))
@@ -70,14 +67,9 @@ def run(task: Task, batches: DataFrame, apply: Callable[[DataFrame], int]) -> No
 
 
 def jdbc(database: str) -> tuple[str, dict[str, str]]:
-    """URL and properties of a libpq address for JDBC, a Unix socket included."""
+    """URL and properties of a libpq address for JDBC, which speaks TCP only."""
     parts: dict[str, Any] = conninfo.conninfo_to_dict(database)
-    host, port = str(parts.get("host", "localhost")), str(parts.get("port", 5432))
     properties = {"user": str(parts.get("user", "postgres")), "driver": "org.postgresql.Driver"}
     if password := parts.get("password"):
         properties["password"] = str(password)
-    if host.startswith("/"):
-        properties["socketFactory"] = "org.newsclub.net.unix.AFUNIXSocketFactory$FactoryArg"
-        properties["socketFactoryArg"] = f"{host}/.s.PGSQL.{port}"
-        host = "localhost"
-    return f"jdbc:postgresql://{host}:{port}/{parts['dbname']}", properties
+    return f"jdbc:postgresql://{parts['host']}:{parts['port']}/{parts['dbname']}", properties

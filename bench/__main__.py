@@ -1,0 +1,87 @@
+"""The command behind `make bench`."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from bench import machine, picture, report, services
+from bench.narration import Narrator
+from bench.peers import PEERS
+from bench.settings import SUITES, Settings
+from bench.suites import Bench, Outcome
+
+RESULTS = Path(__file__).parent / "results"
+DEFAULTS = Settings()
+# Of the tables in a file or a pipe.
+PLAIN_WIDTH = 140
+
+
+class Listed(click.ParamType[tuple[int | str, ...]]):
+    """A comma-separated list, each part of a given kind."""
+
+    name = "list"
+
+    def __init__(self, kind: type[int | str], choices: tuple[str, ...] = ()) -> None:
+        self.kind = kind
+        self.choices = choices
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int | str, ...]:
+        """Split and check."""
+        if isinstance(value, tuple):
+            return value
+        parts = [part.strip() for part in value.split(",")]
+        for part in parts:
+            if self.choices and part not in self.choices:
+                self.fail(f"{part!r} is not one of {', '.join(self.choices)}", param, ctx)
+            if self.kind is int and not part.isdigit():
+                self.fail(f"{part!r} is not a whole number", param, ctx)
+        return tuple(self.kind(part) for part in parts)
+
+
+@click.command()
+@click.option("--events", type=click.IntRange(min=1000), default=DEFAULTS.events)
+@click.option("--partitions", type=Listed(int), default=DEFAULTS.partitions)
+@click.option("--keys", type=Listed(str, DEFAULTS.keys), default=DEFAULTS.keys)
+@click.option("--rounds", type=click.IntRange(min=1), default=DEFAULTS.rounds)
+@click.option("--only", type=Listed(str, SUITES), default=SUITES, help="Some of the suites.")
+@click.option("--peers", type=Listed(str, tuple(PEERS)), default=(), help="Some contestants.")
+@click.option("--minutes", type=float, default=DEFAULTS.minutes, help="Of load for memory.")
+@click.option("--quick", is_flag=True, help="Show in minutes that everything works.")
+@click.option("--kafka", envvar="BENCH_KAFKA", help="A broker on this machine; default: our own.")
+@click.option("--database", envvar="BENCH_DATABASE", help="A PostgreSQL on this machine.")
+@click.option("--out", type=click.Path(path_type=Path), default=RESULTS)
+def main(kafka: str | None, database: str | None, out: Path, **chosen: Any) -> None:
+    """Measure sideline beside other ways to do the same, in one run."""
+    settings = Settings(**chosen)
+    if settings.quick:
+        settings = settings.scaled_down()
+    narrator = Narrator()
+    with services.running(kafka, database, narrator.service) as found:
+        described = machine.describe(found)
+        narrator.say(" · ".join(f"{k} {v}" for k, v in described.items() if k != "packages"))
+        bench = Bench(found, settings, narrator)
+        outcomes = [measure(bench, suite) for suite in settings.only]
+        described["load_average_after"] = machine.load()
+    screen = Console()
+    report.show(screen if screen.is_terminal else Console(width=PLAIN_WIDTH), outcomes)
+    stem = f"{described['at'].replace(':', '')}{'-quick' if settings.quick else ''}"
+    report.write(out / f"{stem}.json", described, outcomes)
+    (out / f"{stem}.svg").write_text(picture.draw(outcomes))
+    narrator.say(f"written: {out / stem}.json and .svg")
+
+
+def measure(bench: Bench, suite: str) -> Outcome:
+    """Run one suite; they are imported when asked for."""
+    outcome: Outcome = importlib.import_module(f"bench.suites.{suite}").run(bench)
+    return outcome
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""What is measured, and how much of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+SUITES = ("throughput", "latency", "slow", "memory", "snapshot")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Settings:
+    """The size of a bench run. The defaults are those of the published figures."""
+
+    events: int = 1_000_000
+    partitions: tuple[int, ...] = (4, 8)
+    keys: tuple[str, ...] = ("repeated", "distinct")
+    rounds: int = 3
+    only: tuple[str, ...] = SUITES
+    peers: tuple[str, ...] = ()
+    minutes: float = 30.0
+    quick: bool = False
+    latency_partitions: tuple[int, ...] = (2, 8)
+    latency_rates: tuple[int, ...] = (1_000, 10_000)
+    # A JVM compiles for a while: everyone is warm when the first second counts.
+    latency_warm_seconds: float = 15.0
+    latency_seconds: float = 20.0
+    slow_events: int = 100_000
+    large_events: int = 60_000
+    small_slices: int = 20_000
+
+    def scaled_down(self) -> Settings:
+        """A run of a few minutes that shows that everything works, not how well."""
+        return dataclasses.replace(
+            self,
+            events=min(self.events, 100_000),
+            partitions=self.partitions[:1],
+            rounds=1,
+            minutes=min(self.minutes, 0.5),
+            quick=True,
+            latency_partitions=self.latency_partitions[:1],
+            latency_rates=self.latency_rates[:1],
+            latency_warm_seconds=3.0,
+            latency_seconds=6.0,
+            slow_events=10_000,
+            large_events=10_000,
+            small_slices=2_000,
+        )
