@@ -51,7 +51,7 @@ check: $(VENV)/.dev  ## lint, format, types, imports, requirements, docs
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/lint-imports --no-cache --no-logo
 	@$(BIN)/python -m pytest -q tests/unit/test_packaging.py tests/unit/test_docs.py
 
 bench: $(VENV)/.dev  ## measure; prints a table, writes bench/results

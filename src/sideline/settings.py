@@ -29,7 +29,7 @@ _FROM_STACK = f"stack in ./{STACK_DIRECTORY}"
 
 # Environment names that other modules read. A name that nobody knows is refused: a mistyped
 # SIDELINE_DATABASE must not end in whatever else is found.
-_READ_ELSEWHERE = {
+READ_ELSEWHERE = {
     "SIDELINE_CACHE": "where downloaded jars are kept",
     "SIDELINE_CRASH_AT": "where a crash test wants the process killed",
     "SIDELINE_IVY_SETTINGS": "an Ivy settings file that names a company's mirror",
@@ -149,8 +149,8 @@ class _Draft:
             elif name.startswith(_PROPERTY_PREFIX):
                 property_name = name.removeprefix(_PROPERTY_PREFIX).lower().replace("_", ".")
                 self._take_property(property_name, environ[name], name, origin)
-            elif name not in _READ_ELSEWHERE:
-                known = ["SIDELINE_KAFKA", "SIDELINE_DATABASE", *_READ_ELSEWHERE]
+            elif name not in READ_ELSEWHERE:
+                known = ["SIDELINE_KAFKA", "SIDELINE_DATABASE", *READ_ELSEWHERE]
                 self._complain(f"{name} is not a setting{_guess(name, known)}")
 
     def read_file(self, path: Path) -> None:
@@ -187,7 +187,7 @@ class _Draft:
         if info is None:
             return
         for name, value in (("kafka", info.bootstrap), ("database", info.database)):
-            if name in missing:
+            if name in missing and value:
                 self.values[name], self._origins[name] = value, _FROM_STACK
 
     def _complain(self, problem: str) -> None:
