@@ -4,7 +4,7 @@
 
     SidelineError                      exit  what the caller does
     ├── UsageError                       2   corrects the call
-    │   └── ConfigurationError           2   corrects a setting, a flag or the pipeline's declaration
+    │   └── ConfigurationError           2   corrects a setting, a flag or the declaration
     ├── CheckError                       3   reads what the check found
     ├── NotFoundError                    4   looks for another name
     ├── RefusedError                     5   reads the reason; the world is unchanged

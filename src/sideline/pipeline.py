@@ -8,7 +8,7 @@ import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 from sideline.backoff import Backoff
 from sideline.classify import kind_of
@@ -16,7 +16,7 @@ from sideline.durations import Duration, seconds
 from sideline.effects import EFFECTS, Effect
 from sideline.errors import ConfigurationError, NonRecoverable
 from sideline.events import Event
-from sideline.policies import FloodGuard, Policy, Sideline, Skip
+from sideline.policies import Block, FloodGuard, Policy, Sideline, Skip
 from sideline.sinks import Calls, Postgres, Sink
 
 if TYPE_CHECKING:
@@ -178,34 +178,53 @@ class Pipeline:
         return f"Pipeline({self.name!r}, topics={self.topics!r})"
 
     def _check(self) -> None:
-        def refuse(message: str, hint: str | None = None) -> None:
-            raise ConfigurationError(f"pipeline {self.name!r}: {message}", hint=hint)
-
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            refuse("the name may hold letters, digits, '.', '_' and '-', at most 100 of them.")
+            self._refuse(
+                "the name may hold letters, digits, '.', '_' and '-', at most 100 of them."
+            )
+        self._check_topics()
+        if not isinstance(self.sink, Postgres | Calls):
+            self._refuse(f"the sink is {self.sink!r}; it is one of Postgres(), Calls().")
+        self._check_delivery()
+        for what, number in (("concurrency", self.concurrency), ("slice_size", self.slice_size)):
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                self._refuse(f"{what} is {number!r}; it is a whole number from 1.")
+        if self.rate is not None and not self.rate > 0:
+            self._refuse(f"rate is {self.rate!r}; it is events per second, above 0.")
+        _check_start(self.start_at, self._refuse)
+        for effect in self.effects or ():
+            if effect not in EFFECTS and not isinstance(effect, EFFECTS):
+                self._refuse(f"effects= holds {effect!r}, which is not an effect.")
+
+    def _refuse(self, message: str, hint: str | None = None) -> NoReturn:
+        raise ConfigurationError(f"pipeline {self.name!r}: {message}", hint=hint)
+
+    def _check_topics(self) -> None:
         if not self.topics:
-            refuse("no topic is named.", 'Write Pipeline("login", topics="users").')
+            self._refuse("no topic is named.", 'Write Pipeline("login", topics="users").')
         for topic in self.topics:
             if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in {".", ".."}:
-                refuse(f"{topic!r} is not a topic name.")
+                self._refuse(f"{topic!r} is not a topic name.")
         if len(set(self.topics)) != len(self.topics):
-            refuse("a topic is named twice.")
-        if not isinstance(self.sink, Postgres | Calls):
-            refuse(f"the sink is {self.sink!r}; it is one of Postgres(), Calls().")
+            self._refuse("a topic is named twice.")
+
+    def _check_delivery(self) -> None:
         if self.delivery not in DELIVERIES:
-            refuse(f"delivery is {self.delivery!r}; it is one of {', '.join(DELIVERIES)}.")
+            self._refuse(f"delivery is {self.delivery!r}; it is one of {', '.join(DELIVERIES)}.")
+        if self.delivery == "at-most-once" and not isinstance(self.on_failure, Skip):
+            # Progress has passed the event before it fails: there is no way back.
+            self._refuse(
+                "at-most-once cannot keep an event that fails.",
+                "Say on_failure=Skip(), or choose another delivery.",
+            )
+        if not isinstance(self.on_failure, Sideline | Block | Skip):
+            self._refuse(
+                f"on_failure={self.on_failure!r} is not available in this version.",
+                "Use Sideline(), Block() or Skip().",
+            )
         if isinstance(self.sink, Calls) and self.delivery == "exactly-once":
             # The declared default would be a promise that nobody can keep for outside calls.
             self.delivery = "at-least-once"
-        for what, number in (("concurrency", self.concurrency), ("slice_size", self.slice_size)):
-            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-                refuse(f"{what} is {number!r}; it is a whole number from 1.")
-        if self.rate is not None and not self.rate > 0:
-            refuse(f"rate is {self.rate!r}; it is events per second, above 0.")
-        _check_start(self.start_at, refuse)
-        for effect in self.effects or ():
-            if effect not in EFFECTS and not isinstance(effect, EFFECTS):
-                refuse(f"effects= holds {effect!r}, which is not an effect.")
 
     def _check_transaction(self, function: Handler) -> None:
         if inspect.iscoroutinefunction(function) or self.concurrency > 1:
@@ -260,5 +279,3 @@ def _digest_code(digest: Any, code: types.CodeType | None) -> None:  # noqa: ANN
             _digest_code(digest, constant)
         else:
             digest.update(repr(constant).encode())
-
-

@@ -40,7 +40,7 @@ SHOW_SECONDS = 0.25
 @click.option("--kafka", metavar="HOST:PORT", help="Bootstrap servers.")
 @click.option("--database", metavar="URL", help="PostgreSQL.")
 @json_option
-def run(
+def run(  # noqa: PLR0913 - one parameter an option
     *,
     target: str,
     once: bool,

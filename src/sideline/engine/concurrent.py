@@ -78,8 +78,8 @@ class ConcurrentHolding(Holding):
             if (
                 worth
                 or self._window.blocked(partition)
-                or not pending
-                and self._beyond(hand, self._reader.span(partition)) > (hand.held.next_offset)
+                or (not pending
+                and self._beyond(hand, self._reader.span(partition)) > (hand.held.next_offset))
             ):
                 ripe.append(hand)
         if ripe:

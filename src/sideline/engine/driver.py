@@ -45,6 +45,7 @@ HAND_OVER_SECONDS = 0.3
 GROUP_COMMIT_SECONDS = 1.0
 GROUP_REFRESH_SECONDS = 3600.0
 TOPIC_CHECK_SECONDS = 5.0
+IDLE_BEAT_SECONDS = 10.0
 STOP_SECONDS = 20.0
 # So many rounds in a row that ended in a crash and moved nothing are no accident.
 CRASHES = 10
@@ -110,6 +111,9 @@ class Driver:
         self._topics_at = 0.0
         self._refreshed_at = 0.0
         self._foreign = False
+        self._beat_at = 0.0
+        self._beat_consumed = 0
+        self._rate = 0.0
         self.troubles: dict[str, str] = {}
         """What is not as it should be, by partition or service; for status."""
 
@@ -326,6 +330,7 @@ class Driver:
         self._group_at = now
         try:
             self._refresh()
+            self._beat(now)
             self.troubles.pop("database", None)
         except (DatabaseUnreachableError, psycopg.OperationalError) as error:
             self.troubles["database"] = str(error)
@@ -338,6 +343,15 @@ class Driver:
             self.troubles.pop("kafka", None)
         except (KafkaUnreachableError, KafkaException) as error:
             self.troubles["kafka"] = str(error)
+
+    def _beat(self, now: float) -> None:
+        """Write down how fast it goes; seldom while nothing moves."""
+        consumed = sum(row.consumed for row in self._rows)
+        seconds = now - self._beat_at
+        rate = (consumed - self._beat_consumed) / seconds if self._beat_at else 0.0
+        if rate or self._rate or seconds > IDLE_BEAT_SECONDS:
+            self._place.run("driver_beat", events_per_second=rate)
+            self._rate, self._beat_at, self._beat_consumed = rate, now, consumed
 
     def _refresh(self) -> None:
         self._rows = self._place.rows()

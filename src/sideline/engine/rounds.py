@@ -88,7 +88,7 @@ def lease_seconds(states: Iterable[State], *, concurrency: int = 1) -> float:
     return IDLE_LEASE_SECONDS
 
 
-def leases(
+def leases(  # noqa: PLR0913 - what a lease says, by keyword
     groups: Iterable[list[State]],
     *,
     pipeline: str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import psycopg
+from psycopg import sql
 
 from sideline.errors import RefusedError
 from sideline.ledger.sql import Migration, migrations, queries
@@ -50,9 +51,27 @@ def migrate(connection: Connection) -> tuple[Migration, ...]:
     return missing
 
 
-def script(*, since: int = 0) -> str:
+def grants(role: str) -> list[sql.Composed]:
+    """What a role needs to run pipelines: rows, never tables."""
+    name = sql.Identifier(role)
+    return [
+        sql.SQL("grant usage on schema sideline to {}").format(name),
+        sql.SQL(
+            "grant select, insert, update, delete on all tables in schema sideline to {}"
+        ).format(name),
+    ]
+
+
+def grant(connection: Connection, role: str) -> None:
+    """Let a role run pipelines."""
+    with connection.transaction():
+        for statement in grants(role):
+            connection.execute(statement)
+
+
+def script(*, since: int = 0, grant_to: str | None = None) -> str:
     """The migrations as one SQL script, for a DBA to read and run."""
-    steps = []
+    steps: list[str] = []
     for migration in migrations():
         if migration.number > since:
             record = (
@@ -60,6 +79,8 @@ def script(*, since: int = 0) -> str:
                 f"values ({migration.number}, '{migration.name}');"
             )
             steps.append(f"{migration.sql.strip()}\n\n{record}")
+    if grant_to is not None:
+        steps.extend(f"{statement.as_string()};" for statement in grants(grant_to))
     return "begin;\n\n" + "\n\n".join(steps) + "\n\ncommit;\n"
 
 

@@ -36,14 +36,14 @@ where locks.locktype = 'advisory'
 -- name: pipeline
 -- One pipeline.
 select name, epoch, state, note, handler_version, topics, sink, delivery, driver_host, driver_pid,
-       driver_backend, driver_since, stop_requested, updated_at
+       driver_backend, driver_since, stop_requested, events_per_second, updated_at
 from sideline.pipelines
 where name = %(pipeline)s
 
 -- name: pipelines
 -- All pipelines, with whether a driver stands.
 select name, epoch, state, note, handler_version, topics, sink, delivery, driver_host, driver_pid,
-       driver_backend, driver_since, stop_requested, updated_at
+       driver_backend, driver_since, stop_requested, events_per_second, updated_at
 from sideline.pipelines
 order by name
 
@@ -90,6 +90,7 @@ where pipeline = %(pipeline)s
 update sideline.pipelines
 set state = %(state)s,
     note = %(note)s,
+    events_per_second = 0,
     stop_requested = false,
     driver_backend = null,
     updated_at = now()
@@ -100,6 +101,14 @@ where name = %(pipeline)s
 -- Ask the workers of this epoch to end their leases at the next slice boundary.
 update sideline.pipelines
 set stop_requested = true
+where name = %(pipeline)s
+  and epoch = %(epoch)s
+
+-- name: driver_beat
+-- How fast the pipeline goes, for whoever asks.
+update sideline.pipelines
+set events_per_second = %(events_per_second)s,
+    updated_at = now()
 where name = %(pipeline)s
   and epoch = %(epoch)s
 

@@ -24,6 +24,8 @@ create table sideline.pipelines (
     driver_backend integer,
     driver_since timestamptz,
     stop_requested boolean not null default false,
+    -- As the driver last saw it.
+    events_per_second double precision not null default 0,
     updated_at timestamptz not null default now()
 );
 
