@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import psycopg
+from confluent_kafka import KafkaException
 
 from sideline.crashpoints import reach
 from sideline.engine.holding import Hand, Holding
@@ -78,8 +79,10 @@ class ConcurrentHolding(Holding):
             if (
                 worth
                 or self._window.blocked(partition)
-                or (not pending
-                and self._beyond(hand, self._reader.span(partition)) > (hand.held.next_offset))
+                or (
+                    not pending
+                    and self._beyond(hand, self._reader.span(partition)) > (hand.held.next_offset)
+                )
             ):
                 ripe.append(hand)
         if ripe:
@@ -94,8 +97,6 @@ class ConcurrentHolding(Holding):
             self._fenced(hand)
         except psycopg.Error as error:
             self._window.drop(hand.held.partition)
-            if self._gone():
-                raise
             self._refused(hand, error)
         else:
             if outcome is not None:
@@ -131,6 +132,12 @@ class ConcurrentHolding(Holding):
     def _fenced(self, hand: Hand) -> None:
         super()._fenced(hand)
         self._window.drop(hand.held.partition)
+
+    def _kafka_trouble(self, error: KafkaException) -> None:
+        # The events come again, and perhaps not quite the same ones: compaction goes on.
+        for partition in self._hands:
+            self._window.drop(partition)
+        super()._kafka_trouble(error)
 
     def _reconnect(self, error: psycopg.Error) -> None:
         for partition in self._hands:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from sideline.engine.worker import Worker
     from sideline.events import Event
 
-# An owner without a sign of life for this long is replaced; longer than any slice of ours.
-GRACE_SECONDS = 10.0
 # How often a task looks again at partitions that nobody announced as released.
 LOOK_AGAIN_SECONDS = 0.25
 # While behind, wait this long for a slice to fill up: a big slice folds better.
@@ -103,6 +101,7 @@ class Holding:
     def __enter__(self) -> Self:
         self._connect(self._ends)
         self._reader = self._worker.reader(self._lease, self._claim.lease)
+        self._reader.drop_all()
         self._worker.pulse.start(self._lease.epoch, self._connection)
         # Warm-up: connect and prefetch, nothing else. What counts is read after the take.
         for partition, offset in self._ledger.guesses(self._wanted).items():
@@ -125,6 +124,7 @@ class Holding:
                 if not self._hands:
                     self._wait_for_release()
                     continue
+                self._resume()
                 self._read()
                 for hand in self._ripe():
                     self._slice(hand)
@@ -153,9 +153,14 @@ class Holding:
             self._wanted.discard(held.partition)
             summary = PartitionReport(held.partition.topic, held.partition.number, taken=True)
             hand = Hand(held, self._bounds[held.partition], summary)
-            hand.limit = self._pipeline.slice_size
+            # What has failed before is tried in smaller pieces: it may have taken too long.
+            hand.limit = max(1, self._pipeline.slice_size >> min(held.attempts, 20))
             self._hands[held.partition] = hand
-            self._reader.own(held.partition, held.next_offset)
+            hand.due = now + held.wait_seconds if held.wait_seconds > 0 else 0.0
+            if hand.due or hand.finished:
+                self._reader.drop(held.partition)
+            else:
+                self._reader.own(held.partition, held.next_offset)
             reach("lease-taken")
         if self._wanted:
             for partition in self._ledger.not_mine(self._wanted):
@@ -170,6 +175,13 @@ class Holding:
         if wait > 0:
             self._worker.pulse.released.wait(wait)
 
+    def _resume(self) -> None:
+        """Read on where a backoff is over."""
+        now = self._clock.monotonic()
+        for partition, hand in self._hands.items():
+            if hand.due <= now and not hand.finished and not self._reader.reads(partition):
+                self._reader.aim(partition, hand.held.next_offset)
+
     def _fenced(self, hand: Hand) -> None:
         partition = hand.held.partition
         self._report.fenced.append(str(partition))
@@ -182,7 +194,7 @@ class Holding:
         now = self._clock.monotonic()
         waiting = [hand for hand in self._hands.values() if not hand.finished and hand.due <= now]
         if not waiting:
-            self._clock.sleep(max(0.0, min(self._next_due(), self._ends) - now))
+            self._rest(max(0.0, min(self._next_due(), self._ends) - now))
             return
         buffered = any(self._reader.span(hand.held.partition).events for hand in waiting)
         if self._full():
@@ -198,6 +210,13 @@ class Holding:
             self._report.idle_seconds += self._clock.monotonic() - started
         self._stamp(waiting)
 
+    def _rest(self, seconds: float) -> None:
+        """Nothing to read: wait, but no longer than a release or a stop may wait (K4)."""
+        if self._wanted:
+            self._worker.pulse.released.wait(min(seconds, LOOK_AGAIN_SECONDS))
+        else:
+            self._clock.sleep(min(seconds, IDLE_SECONDS))
+
     def _stamp(self, hands: list[Hand]) -> None:
         now = self._clock.monotonic()
         for hand in hands:
@@ -205,6 +224,8 @@ class Holding:
                 hand.first_at = now
 
     def _full(self) -> bool:
+        if self._reader.buffered_bytes >= BUFFER_BYTES:
+            self._reader.keep(self._hands)
         return self._reader.buffered_bytes >= BUFFER_BYTES or any(
             len(self._reader.span(partition).events) >= hand.limit
             for partition, hand in self._hands.items()
@@ -234,6 +255,8 @@ class Holding:
         span = self._reader.span(hand.held.partition)
         events, end = self._cut(hand, span)
         if not events and end <= hand.held.next_offset:
+            # At most once: progress may have passed what is still buffered.
+            self._reader.done(hand.held.partition, hand.held.next_offset)
             return
         started = self._clock.monotonic()
         try:
@@ -241,8 +264,6 @@ class Holding:
         except FencedError:
             self._fenced(hand)
         except psycopg.Error as error:
-            if self._gone():
-                raise
             self._refused(hand, error)
         else:
             self._committed(hand, outcome, started)
@@ -328,21 +349,35 @@ class Holding:
             hand.limit = self._pipeline.slice_size
         if outcome.failure is not None:
             self._failed(hand, outcome.failure)
+        elif hand.finished:
+            # What lies beyond the bound would take the room of partitions that are not there yet.
+            self._reader.drop(partition)
 
     # Trouble
 
     def _failed(self, hand: Hand, failure: Failure) -> None:
         if self._pipeline.recovers(failure.error):
-            hand.held.attempts += 1
-            wait = self._pipeline.retry.wait_seconds(hand.held.attempts, random.random())  # noqa: S311
-            hand.due = self._clock.monotonic() + wait
-            hand.trouble = f"{type(failure.error).__name__}: {failure.error}"
+            self._back_off(hand, f"{type(failure.error).__name__}: {failure.error}")
             log.warning("event %s waits: %s", failure.event.id, hand.trouble)
             return
         self._give_up(failure.error, event=failure.event.id, stage=failure.stage)
 
+    def _back_off(self, hand: Hand, trouble: str) -> None:
+        """Leave the partition alone for a while; it takes no room from the others then (K4)."""
+        hand.held.attempts += 1
+        wait = self._pipeline.retry.wait_seconds(hand.held.attempts, random.random())  # noqa: S311
+        hand.due = self._clock.monotonic() + wait
+        hand.trouble = trouble
+        self._reader.drop(hand.held.partition)
+
     def _refused(self, hand: Hand, error: psycopg.Error) -> None:
         """PostgreSQL said no to the slice as a whole."""
+        if error.sqlstate in SLICE_TOO_LONG:
+            hand.limit = max(1, hand.limit // 2)
+        if self._gone():
+            # Counted, so that the next lease does not begin with a slice as big (K10).
+            hand.held.attempts += error.sqlstate in SLICE_TOO_LONG
+            raise error
         self._connection.rollback()
         self._worker.writer().forget()
         if kind_of(error) != "recoverable":
@@ -350,14 +385,10 @@ class Holding:
                 error, event=f"{hand.held.partition}/{hand.held.next_offset}", stage="write"
             )
             return
-        hand.trouble = str(error).strip()
-        if error.sqlstate in SLICE_TOO_LONG:
-            hand.limit = max(1, hand.limit // 2)
         if error.sqlstate == DEADLOCK:
+            hand.trouble = str(error).strip()
             return
-        hand.held.attempts += 1
-        wait = self._pipeline.retry.wait_seconds(hand.held.attempts, random.random())  # noqa: S311
-        hand.due = self._clock.monotonic() + wait
+        self._back_off(hand, str(error).strip())
         log.warning("partition %s waits: %s", hand.held.partition, hand.trouble)
 
     def _give_up(self, error: BaseException, *, event: str, stage: str) -> None:
@@ -422,8 +453,8 @@ class Holding:
     def _grace(self) -> float:
         # A call that is still under way must not be overtaken by its successor.
         if isinstance(self._pipeline.sink, Calls) and self._pipeline.handler_timeout:
-            return GRACE_SECONDS + self._pipeline.handler_timeout
-        return GRACE_SECONDS
+            return self._worker.grace_seconds + self._pipeline.handler_timeout
+        return self._worker.grace_seconds
 
     # Time and pace
 
@@ -456,11 +487,12 @@ class Holding:
     # Reporting
 
     def _parting(self, hand: Hand) -> Parting:
+        wait = self._wait_left(hand) or None
+        return Parting(hand.held.partition, wait, hand.held.attempts, hand.trouble)
+
+    def _wait_left(self, hand: Hand) -> float:
         wait = hand.due - self._clock.monotonic()
-        waits = 0 < wait < float("inf")
-        return Parting(
-            hand.held.partition, wait if waits else None, hand.held.attempts, hand.trouble
-        )
+        return wait if 0 < wait < float("inf") else 0.0
 
     def _summary(self, hand: Hand) -> PartitionReport:
         summary = hand.report
@@ -468,4 +500,5 @@ class Holding:
         summary.high = self._reader.high(hand.held.partition)
         summary.trouble = hand.trouble
         summary.attempts = hand.held.attempts
+        summary.retry_in_seconds = self._wait_left(hand)
         return summary

@@ -56,6 +56,10 @@ class Pulse:
             self._thread = threading.Thread(target=self._run, name="sideline-pulse", daemon=True)
             self._thread.start()
 
+    def renew(self) -> None:
+        """Be another worker from now on: what the old one still holds is free after the grace."""
+        self.worker = uuid.uuid4()
+
     def rest(self) -> None:
         """No lease, no sign of life."""
         self._running.clear()

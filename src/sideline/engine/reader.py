@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Container
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -114,6 +115,15 @@ class Reader:
         if self._spans.pop(partition, None) is not None:
             self._consumer.incremental_unassign([TopicPartition(partition.topic, partition.number)])
 
+    def keep(self, partitions: Container[Partition]) -> None:
+        """Drop all other partitions: what was read of them on a guess takes room."""
+        for partition in [partition for partition in self._spans if partition not in partitions]:
+            self.drop(partition)
+
+    def reads(self, partition: Partition) -> bool:
+        """Whether a partition is being read."""
+        return partition in self._spans
+
     def drop_all(self) -> None:
         """Read nothing any more: after a release nothing is prefetched."""
         if self._spans:
@@ -167,10 +177,11 @@ class Reader:
         topic: str | None = None
         number: int | None = None
         count = 0
+        trouble: Exception | None = None
         for message in messages:
             error = message.error()
             if error is not None:
-                self._note(message, error)
+                trouble = self._note(message, error) or trouble
                 continue
             if message.partition() != number or message.topic() != topic:
                 topic, number = message.topic(), message.partition()
@@ -200,9 +211,14 @@ class Reader:
             span.end = offset + 1
             span.at_end = False
             count += 1
+        if trouble is not None:
+            # Not before everything has its place: the consumer stands behind these events already,
+            # and a gap among them would pass as a hole.
+            raise trouble
         return count
 
-    def _note(self, message: Message, error: KafkaError) -> None:
+    def _note(self, message: Message, error: KafkaError) -> Exception | None:
+        """Keep what an error says about a partition; what has to be dealt with is returned."""
         partition = Partition(message.topic() or "", message.partition() or 0)
         span = self._spans.get(partition)
         code = error.code()
@@ -213,8 +229,9 @@ class Reader:
                 span.at_end = True
         elif code in {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}:  # noqa: SLF001
             if span is not None:
-                raise Lost(partition, span.end)
+                return Lost(partition, span.end)
         elif error.fatal() or not (error.retriable() or code < 0):
-            raise KafkaException(error)
+            return KafkaException(error)
         else:
             self.fault = error
+        return None

@@ -28,6 +28,8 @@ from sideline.ledger.connection import Connection, wait_for
 if TYPE_CHECKING:
     from sideline.pipeline import Pipeline
 
+# An owner without a sign of life for this long is replaced; longer than any slice of ours.
+GRACE_SECONDS = 10.0
 TRANSACTION_TIMEOUT = "60s"
 
 log = logging.getLogger(__name__)
@@ -44,8 +46,16 @@ class Access:
 class Worker:
     """One process of a run: its connections outlive the leases."""
 
-    def __init__(self, pipeline: Pipeline, access: Access, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        access: Access,
+        clock: Clock | None = None,
+        *,
+        grace_seconds: float = GRACE_SECONDS,
+    ) -> None:
         self.pipeline = pipeline
+        self.grace_seconds = grace_seconds
         self._access = access
         self._clock = clock or SystemClock()
         self._connection: Connection | None = None
@@ -61,16 +71,26 @@ class Worker:
         report = Report(lease.round, socket.gethostname(), os.getpid())
         if self._clock.now() >= lease.ends_at:
             return report
+        released = False
         try:
             self._set_up()
             with self._holding(lease, attempt, report) as holding:
                 holding.loop()
+            released = True
         except psycopg.OperationalError as error:
             # The database is away: whatever was held is free, and nothing was half done.
             report.trouble = f"PostgreSQL: {str(error).strip()}"
         finally:
             self._pulse.rest()
+            if not released:
+                self._abandon()
         return report
+
+    def _abandon(self) -> None:
+        """Nothing may vouch for partitions that were not released, or nobody could take them."""
+        self._pulse.renew()
+        if self._connection is not None:
+            self._connection.close()
 
     def close(self) -> None:
         """End what setup began, and every connection."""

@@ -35,6 +35,8 @@ class Held:
     next_offset: int
     ctid: str
     attempts: int = 0
+    wait_seconds: float = 0.0
+    """How long it still has to be left alone, when it is taken in the middle of a backoff."""
 
 
 class Move(NamedTuple):
@@ -115,10 +117,7 @@ class Ledger:
         }
         rows = self._connection.execute(queries()["take"], parameters).fetchall()
         self._connection.commit()
-        return [
-            Held(Partition(topic, number), offset, ctid, attempts)
-            for topic, number, offset, attempts, ctid in rows
-        ]
+        return [Held(Partition(topic, number), *rest) for topic, number, *rest in rows]
 
     def not_mine(self, partitions: Iterable[Partition]) -> list[Partition]:
         """Those of these partitions that a higher lease holds already."""

@@ -172,14 +172,16 @@ where pipeline = %(pipeline)s
 -- (when that is enough), or its owner gave no sign of life for the grace time.
 -- Locked rows belong to a transaction in flight and are left for the next try.
 with free as (
-    select progress.pipeline, progress.topic, progress.partition
+    select progress.pipeline, progress.topic, progress.partition, progress.due_at
     from sideline.progress
     where progress.pipeline = %(pipeline)s
       and (progress.topic, progress.partition)
           in (select * from unnest(%(topics)s::text[], %(partitions)s::integer[]))
-      and progress.lease < %(lease)s::bigint[]
+      -- Its own already: the answer to an earlier take of this lease was lost.
+      and (progress.lease < %(lease)s::bigint[] or progress.owner = %(owner)s)
       and (
           progress.released
+          or progress.owner = %(owner)s
           or (
               %(replace_dead)s
               and not exists (
@@ -208,22 +210,23 @@ set lease = %(lease)s::bigint[],
     backend_pid = pg_backend_pid(),
     backend_start = %(backend_start)s,
     released = false,
-    due_at = null,
     updated_at = now()
 from free
 where progress.pipeline = free.pipeline
   and progress.topic = free.topic
   and progress.partition = free.partition
-returning progress.topic, progress.partition, progress.next_offset, progress.attempts,
-          progress.ctid::text
+returning progress.topic, progress.partition, progress.next_offset, progress.ctid::text,
+          progress.attempts,
+          coalesce(extract(epoch from free.due_at - clock_timestamp()), 0)::float8
 
 -- name: not_mine
--- Partitions of the lease that a higher lease holds: they will never be this task's.
+-- Partitions that a higher lease, or another attempt at this one, has held: never this task's.
 select topic, partition
 from sideline.progress
 where pipeline = %(pipeline)s
   and (topic, partition) in (select * from unnest(%(topics)s::text[], %(partitions)s::integer[]))
-  and lease > %(lease)s::bigint[]
+  and lease >= %(lease)s::bigint[]
+  and owner is distinct from %(owner)s
 
 -- name: frozen_holders
 -- Backends of ours that hold the row of an overdue partition in an open transaction,
@@ -241,6 +244,8 @@ where progress.pipeline = %(pipeline)s
       in (select * from unnest(%(topics)s::text[], %(partitions)s::integer[]))
   and activity.application_name like 'sideline %%'
   and activity.pid <> pg_backend_pid()
+  -- Whoever holds the row only since a moment ago is not frozen: another taker, a new driver.
+  and activity.xact_start < clock_timestamp() - %(grace)s
   and not exists (
       select
       from sideline.workers
