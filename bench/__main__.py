@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from bench import machine, picture, report, services
+from bench import jars, machine, picture, report, services
 from bench.narration import Narrator
 from bench.peers import PEERS
 from bench.settings import SUITES, Settings
@@ -64,6 +64,7 @@ def main(kafka: str | None, database: str | None, out: Path, **chosen: Any) -> N
         settings = settings.scaled_down()
     narrator = Narrator()
     with services.running(kafka, database, narrator.service) as found:
+        jars.fetch(narrator.service)
         described = machine.describe(found)
         narrator.say(" · ".join(f"{k} {v}" for k, v in described.items() if k != "packages"))
         bench = Bench(found, settings, narrator)

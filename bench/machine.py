@@ -15,6 +15,7 @@ import psutil
 import psycopg
 
 from bench.services import Services
+from sideline.stack.java import find_java
 
 PACKAGES = ("sideline", "pyspark", "confluent-kafka", "psycopg", "orjson", "pyarrow")
 SETTINGS = ("fsync", "synchronous_commit", "shared_buffers", "max_wal_size", "wal_level")
@@ -45,7 +46,9 @@ def _processor() -> str:
 
 
 def _java() -> str:
-    shown = subprocess.run(["java", "-version"], capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [str(find_java().executable), "-version"], capture_output=True, text=True, check=True
+    )
     return shown.stderr.splitlines()[0]
 
 
