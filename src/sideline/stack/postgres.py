@@ -16,6 +16,7 @@ import signal
 import stat
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psycopg
@@ -31,6 +32,10 @@ START_SECONDS = 60
 _STOP_SECONDS = 30
 _POLL_SECONDS = 0.02
 _PROBE_SECONDS = 5
+_ORPHAN_SECONDS = 20
+# Where postmaster.pid names the shared memory, and /proc/sysvipc/shm who holds it.
+_MEMORY_LINE = 6
+_ATTACHED_COLUMN = 6
 _UNPRIVILEGED = "nobody"
 
 # Small at rest, and as safe as in production: fsync and synchronous_commit stay on.
@@ -74,7 +79,7 @@ def prepare(directory: Path) -> None:
 
 def start(directory: Path, port: int) -> Identity:
     """Start a server that was prepared; it is not ready yet when this returns."""
-    _forget_stranger(directory)
+    _forget_last_server(directory)
     settings = [f"-c{key}={value}" for key, value in _SETTINGS.items()]
     with faults.explained("write to", directory):
         return processes.spawn(
@@ -221,19 +226,37 @@ def _environ() -> dict[str, str]:
     return {**kept, "LC_ALL": "C", "TZ": "UTC"}
 
 
-def _forget_stranger(directory: Path) -> None:
-    """Remove a pid file whose pid now belongs to something else.
+def _forget_last_server(directory: Path) -> None:
+    """Remove the pid file of a server that is no more.
 
-    PostgreSQL would take any living process of that pid for a server of its own. A pid that is
-    free, or that is a PostgreSQL, is left for it to judge.
+    PostgreSQL itself would take any process that has the pid by now, or a dead one whom nobody
+    has buried, for that server. What the file also guards against, children that outlive a
+    killed server for a moment, is waited for.
     """
     file = _data(directory) / "postmaster.pid"
     try:
-        pid = int(file.read_text().split()[0])
+        lines = file.read_text().splitlines()
+        pid = int(lines[0])
     except (FileNotFoundError, ValueError, IndexError):
         return
-    if processes.command_name(pid) not in (None, "postgres"):
-        file.unlink(missing_ok=True)
+    if processes.started(pid) is not None and processes.command_name(pid) == "postgres":
+        return
+    deadline = time.monotonic() + _ORPHAN_SECONDS
+    while _attached(lines):
+        if time.monotonic() > deadline:
+            raise StackError(
+                "PostgreSQL was killed, and some of its processes have not ended yet.",
+                hint="Wait for their queries to end, or end them, then: sideline stack up",
+            )
+        time.sleep(_POLL_SECONDS)
+    file.unlink(missing_ok=True)
+
+
+def _attached(pid_file: Sequence[str]) -> bool:
+    """Whether a process still holds the shared memory that a pid file names."""
+    memory = pid_file[_MEMORY_LINE].split() if len(pid_file) > _MEMORY_LINE else []
+    rows = (line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:])
+    return any(memory[1:2] == row[1:2] and row[_ATTACHED_COLUMN] != "0" for row in rows)
 
 
 def _probe(directory: Path, port: int) -> str | None:
