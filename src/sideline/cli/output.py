@@ -142,7 +142,7 @@ class Bar:
         self._steps = steps
         self._what = what
         self._total = total
-        self._count = 0
+        self._count = self._said = 0
         self._began = self._spoke = time.monotonic()
         self._line: TaskID | None = None
         if steps.live is not None:
@@ -150,7 +150,7 @@ class Bar:
 
     @property
     def rate(self) -> float:
-        """Per second, since the beginning."""
+        """Per second, since the counting began: waiting for the first one is not a rate."""
         return self._count / max(time.monotonic() - self._began, 1e-9)
 
     def advance(self, by: int) -> None:
@@ -159,13 +159,15 @@ class Bar:
 
     def reach(self, count: int) -> None:
         """Stand at ``count``."""
+        if not count:
+            self._began = time.monotonic()
         self._count = count
         note = f"{count:,} / {self._total:,}   {self.rate:,.0f}/s"
         live = self._steps.live
         if live is not None and self._line is not None:
             live.update(self._line, completed=count, note=note)
-        elif time.monotonic() - self._spoke >= PLAIN_SECONDS:
-            self._spoke = time.monotonic()
+        elif count > self._said and time.monotonic() - self._spoke >= PLAIN_SECONDS:
+            self._spoke, self._said = time.monotonic(), count
             self._steps.say(f"{self._what}: {note}")
 
     def close(self, text: str | None = None) -> None:
