@@ -19,6 +19,7 @@ from confluent_kafka import KafkaException
 from sideline.crashpoints import reach
 from sideline.engine import positions, rounds
 from sideline.engine.lease import Lease, Partition, Report
+from sideline.engine.room import Room
 from sideline.engine.rounds import State
 from sideline.errors import (
     DatabaseUnreachableError,
@@ -47,6 +48,8 @@ GROUP_REFRESH_SECONDS = 3600.0
 TOPIC_CHECK_SECONDS = 5.0
 IDLE_BEAT_SECONDS = 10.0
 STOP_SECONDS = 20.0
+# Rounds that Spark has no slot for, or that hang, are not joined by ever more of them.
+MOST_ROUNDS = 4
 # So many rounds in a row that ended in a crash and moved nothing are no accident.
 CRASHES = 10
 
@@ -63,8 +66,8 @@ class Options:
     take_over: bool = False
     accept_loss: bool = False
     wait_for_topics: bool = False
-    slots: int = 2
-    hand_over: bool = True
+    room: Callable[[], Room] = lambda: Room(2, hand_over=True)
+    """What may be used of Spark; it changes with the other pipelines of the session."""
     secrets: str | None = None
     start_given: bool = False
     """The start was said for this run: only a new pipeline may."""
@@ -198,21 +201,22 @@ class Driver:
     def _submit_if_due(self) -> None:
         now = time.monotonic()
         live = [job for job in self._jobs if now < job.ends + rounds.LEASE_SECONDS]
+        room = self._options.room()
         if live:
-            if not self._options.hand_over or len(live) > 1:
+            if not room.hand_over or len(live) > 1:
                 return
             if live[-1].ends - now > HAND_OVER_SECONDS:
                 return
-        elif not self._options.hand_over and self._jobs:
+        elif (not room.hand_over and self._jobs) or len(self._jobs) >= MOST_ROUNDS:
             return
         ready = rounds.eligible(self._states, time.time())
         if not ready:
             return
-        self._submit(ready, live)
+        self._submit(ready, live, room.slots)
 
-    def _submit(self, ready: list[State], live: list[Job]) -> None:
+    def _submit(self, ready: list[State], live: list[Job], slots: int) -> None:
         self._round += 1
-        groups = rounds.pack(ready, self._options.slots, self._before)
+        groups = rounds.pack(ready, slots, self._before)
         self._before = {
             state.partition: slot for slot, group in enumerate(groups) for state in group
         }
@@ -263,7 +267,7 @@ class Driver:
         now = time.monotonic()
         moments = [self._group_at + GROUP_COMMIT_SECONDS]
         if self._jobs:
-            if self._options.hand_over:
+            if self._options.room().hand_over:
                 moments.append(self._jobs[-1].ends - HAND_OVER_SECONDS)
         else:
             due = rounds.next_due(self._states.values())
@@ -354,13 +358,17 @@ class Driver:
             self._rate, self._beat_at, self._beat_consumed = rate, now, consumed
 
     def _refresh(self) -> None:
-        self._rows = self._place.rows()
+        # A topic that the pipeline named once and names no more keeps its rows, unread.
+        rows = self._place.rows()
+        self._rows = [row for row in rows if row.topic in self._pipeline.topics]
         now = time.time()
         for row in self._rows:
             partition = Partition(row.topic, row.partition)
             state = self._states.get(partition)
             if state is None:
-                state = self._states[partition] = State(partition, row.next_offset)
+                # What there was not when it began is not part of "all there is now".
+                bound = row.next_offset if self._options.once else None
+                state = self._states[partition] = State(partition, row.next_offset, bound=bound)
             state.next_offset = max(state.next_offset, row.next_offset)
             state.attempts = row.attempts
             state.due_at = row.due_at.timestamp() if row.due_at else 0.0

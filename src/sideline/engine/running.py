@@ -19,6 +19,7 @@ from sideline import settings as settings_module
 from sideline.engine import session
 from sideline.engine.driver import Driver, Options, Runner
 from sideline.engine.lease import Lease, Report
+from sideline.engine.room import Guest
 from sideline.engine.task import Task
 from sideline.errors import ConfigurationError, NotFoundError
 from sideline.homes.writer import Writer
@@ -40,9 +41,12 @@ log = logging.getLogger(__name__)
 class Running:
     """A pipeline at work in the background of this process."""
 
-    def __init__(self, driver: Driver, spark: SparkSession, *, own_session: bool) -> None:
+    def __init__(
+        self, driver: Driver, spark: SparkSession, guest: Guest, *, own_session: bool
+    ) -> None:
         self.driver = driver
         self._spark = spark
+        self._guest = guest
         self._own_session = own_session
         self._error: BaseException | None = None
         self._secrets: Path | None = None
@@ -82,6 +86,8 @@ class Running:
             spark = spark or session.build(width, master=master, name=f"sideline {pipeline.name}")
             session.check(spark)
             place.ask(partial(_check_effects, pipeline))
+            run_round = _runner(spark, pipeline)
+            guest = Guest(spark, width)
         except BaseException:
             place.close()
             raise
@@ -91,13 +97,12 @@ class Running:
             take_over=take_over,
             accept_loss=accept_loss,
             wait_for_topics=wait_for_topics,
-            slots=width,
-            hand_over=session.spare_slots(spark, width),
+            room=guest.room,
             secrets=str(secrets),
             start_given=start is not None,
         )
-        driver = Driver(pipeline, place, cluster, _runner(spark, pipeline), options)
-        running = cls(driver, spark, own_session=own)
+        driver = Driver(pipeline, place, cluster, run_round, options)
+        running = cls(driver, spark, guest, own_session=own)
         running._secrets = secrets
         running._thread.start()
         return running
@@ -150,6 +155,7 @@ class Running:
         except BaseException as error:  # noqa: BLE001
             self._error = error
         finally:
+            self._guest.leave()
             if self._secrets is not None:
                 self._secrets.unlink(missing_ok=True)
                 self._secrets.parent.rmdir()

@@ -67,11 +67,6 @@ def check(spark: SparkSession) -> None:
         raise ConfigurationError(message, hint="Set this when the session is built.")
 
 
-def spare_slots(spark: SparkSession, slots: int) -> bool:
-    """Whether the next round can warm up beside the last one."""
-    return spark.sparkContext.defaultParallelism >= 2 * slots
-
-
 def _java_options() -> str:
     log4j = resources.files("sideline.engine").joinpath("log4j2.properties")
     return f"-Dlog4j2.configurationFile={log4j} -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
