@@ -88,7 +88,7 @@ def test_ports_are_chosen_apart():
     [
         (errno.ENOSPC, "the disk is full"),
         (errno.EROFS, "read-only file system"),
-        (errno.EACCES, "no right to write"),
+        (errno.EACCES, "no right"),
         (errno.EPERM, "belongs to somebody else"),
         (errno.ENOTDIR, "is a file"),
         (errno.ENAMETOOLONG, "too long"),

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sideline.errors import StackError
-from sideline.stack.cache import cache_directory
+from sideline.stack.cache import CACHE_VARIABLE, cache_directory
 from sideline.stack.faults import explained
 from sideline.stack.java import Java
 from sideline.stack.locks import locked
@@ -49,10 +49,14 @@ def broker_jars(java: Java, *, progress: Progress, lock_file: Path | None = None
     jars = home / hashlib.sha256(lock.read_bytes()).hexdigest()[:16]
     if intact(jars, pins):
         return jars
-    with locked(home / "lock", waiting=lambda: progress("jars", "another process downloads them")):
+    with locked(
+        home / "lock",
+        way=CACHE_VARIABLE,
+        waiting=lambda: progress("jars", "another process downloads them"),
+    ):
         # Looked at again: the process that was waited for has done the work.
         if not intact(jars, pins):
-            with explained("keep jars in", home):
+            with explained("keep jars in", home, way=CACHE_VARIABLE):
                 _download(java, jars, pins, progress)
     return jars
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sideline.errors import StackError
-from sideline.stack.cache import cache_directory
+from sideline.stack.cache import CACHE_VARIABLE, cache_directory
 from sideline.stack.faults import explained
 
 USABLE = (17, 21)
@@ -137,7 +137,7 @@ def _wrapped(home: Path) -> Path:
     # Named after its content, so what is there is right, or it is not there.
     wrapper = cache_directory() / "java" / hashlib.sha256(script.encode()).hexdigest()[:16]
     if not (wrapper / "bin" / "java").exists():
-        with explained("write to", wrapper.parent):
+        with explained("write to", wrapper.parent, way=CACHE_VARIABLE):
             _make_wrapper(wrapper, script)
     return wrapper
 

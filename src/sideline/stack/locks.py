@@ -11,9 +11,12 @@ from sideline.stack.faults import explained
 
 
 @contextmanager
-def locked(path: Path, *, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock file ``path``; ``waiting`` is called once if another process holds it."""
-    with explained("write to", path.parent):
+def locked(path: Path, *, waiting: Callable[[], None], way: str = "--directory") -> Iterator[None]:
+    """Hold the lock file ``path``; ``waiting`` is called once if another process holds it.
+
+    ``way`` is what chooses another place for it.
+    """
+    with explained("write to", path.parent, way=way):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a")
     with file:

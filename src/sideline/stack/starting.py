@@ -167,6 +167,8 @@ class Start:
 
     def _undo(self) -> None:
         """End what this start has begun; what ran before goes on."""
+        if not self.begun:
+            return
         begun = [self.state.get(name) for name in dict.fromkeys(self.begun)]
         stop(begun)
         for service in begun:
