@@ -115,14 +115,19 @@ class _Stop:
     def __init__(self) -> None:
         self.asked = False
         self._call: Callable[[], None] = lambda: None
-        signal.signal(signal.SIGINT, self._signalled)
-        signal.signal(signal.SIGTERM, self._signalled)
+        self._listen()
 
     def attach(self, call: Callable[[], None]) -> None:
         """What a first signal calls, now that there is something to stop."""
+        # Spark, when it started, put a handler of its own there that cancels all jobs.
+        self._listen()
         self._call = call
         if self.asked:
             self._call()
+
+    def _listen(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._signalled)
 
     def _signalled(self, number: int, _frame: FrameType | None) -> None:
         if self.asked:

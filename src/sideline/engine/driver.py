@@ -154,14 +154,17 @@ class Driver:
 
     def _begin(self) -> None:
         self._place.ask(schema.ensure)
-        topics = self._find_topics()
-        self._place.hold(take_over=self._options.take_over)
         if self._options.start_given and self._place.rows():
             message = (
                 f"pipeline {self._pipeline.name!r} has progress already; --from is for new ones."
             )
             hint = "Run it without --from to go on where it stopped, or give it another name."
             raise RefusedError(message, hint=hint)
+        topics = self._find_topics()
+        if self._stop.is_set():
+            return
+        self.troubles.pop("topics", None)
+        self._place.hold(take_over=self._options.take_over)
         positions.check_losses(
             self._cluster, self._place, topics, accept_loss=self._options.accept_loss
         )
@@ -178,18 +181,18 @@ class Driver:
             try:
                 return [self._cluster.topic(name) for name in self._pipeline.topics]
             except NotFoundError as error:
-                if not self._options.wait_for_topics or self._stop.is_set():
+                if not self._options.wait_for_topics:
                     raise
+                if self._stop.is_set():
+                    return []
                 self.troubles["topics"] = error.message
                 self._stop.wait(1.0)
 
     # Rounds
 
     def _loop(self) -> None:
-        while True:
+        while not (self._stop.is_set() or self._all_done()):
             self._keep_house()
-            if self._stop.is_set() or self._all_done():
-                return
             self._submit_if_due()
             self._await(self._pause())
 

@@ -78,14 +78,26 @@ def resolve(start: Start, partitions: list[Partition], cluster: Cluster) -> dict
             topic = partitions[0].topic if partitions else "?"
             message = f"start names partitions {unknown}, which topic {topic!r} does not have."
             raise ConfigurationError(message)
-        beginnings = cluster.beginnings(partitions)
-        return {
-            partition: start.get(partition.number, beginnings[partition])
-            for partition in partitions
-        }
+        return _given(start, partitions, cluster)
     if start == "latest":
         return cluster.ends(partitions)
     return cluster.beginnings(partitions)
+
+
+def _given(
+    start: Mapping[int, int], partitions: list[Partition], cluster: Cluster
+) -> dict[Partition, int]:
+    """Offsets that a person named; an offset that Kafka does not have would look like a loss."""
+    beginnings, ends = cluster.beginnings(partitions), cluster.ends(partitions)
+    found = {}
+    for partition in partitions:
+        first, end = beginnings[partition], ends[partition]
+        offset = start.get(partition.number, first)
+        if not first <= offset <= end:
+            message = f"start names offset {offset} of {partition}, which has {first} to {end}."
+            raise ConfigurationError(message, hint="Name an offset that is there.")
+        found[partition] = offset
+    return found
 
 
 def check_losses(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import tempfile
 import threading
 import uuid
@@ -208,6 +209,11 @@ def ship(pipeline: Pipeline) -> bytes:
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     try:
         return bytes(cloudpickle.dumps(pipeline))  # type: ignore[no-untyped-call]
+    # Whatever stands in the way of pickling: a lock, a connection, an open file.
+    except Exception as error:
+        message = f"pipeline {pipeline.name!r} cannot be sent to Spark's workers: {error}"
+        hint = f"Open what the handler needs in a function with @{pipeline.name}.setup."
+        raise ConfigurationError(message, hint=hint) from error
     finally:
         if module is not None and by_value:
             cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
@@ -222,7 +228,7 @@ def _runner(spark: SparkSession, pipeline: Pipeline) -> Runner:
     """One Spark job a round; the pipeline is shipped once."""
     context = spark.sparkContext
     shipped = context.broadcast(ship(pipeline))
-    task = Task(uuid.uuid4().hex, shipped)
+    task = Task(uuid.uuid4().hex, shipped, tuple(sys.path))
 
     def run(leases: list[Lease]) -> list[Report]:
         texts = [orjson.dumps(lease.as_dict()).decode() for lease in leases]

@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,11 @@ _workers: dict[str, Worker] = {}
 class Task:
     """What Spark ships: a reference to the pipeline, never the pipeline, never a secret."""
 
-    def __init__(self, run: str, pipeline: Broadcast[bytes]) -> None:
+    def __init__(self, run: str, pipeline: Broadcast[bytes], folders: tuple[str, ...] = ()) -> None:
         self.run = run
         self.pipeline = pipeline
+        self.folders = folders
+        """Where the driver finds modules: those beside the user's own among them."""
 
     def __call__(self, leases: Iterable[str]) -> Iterator[str]:
         """Work the leases of this task (there is one)."""
@@ -44,6 +47,7 @@ class Task:
         if worker is None:
             if not _workers:
                 _begin_process()
+            sys.path += [folder for folder in self.folders if folder not in sys.path]
             pipeline = cloudpickle.loads(self.pipeline.value)
             worker = _workers[self.run] = Worker(pipeline, access(lease.secrets))
             gc.collect()
