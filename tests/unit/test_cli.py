@@ -21,7 +21,7 @@ def command(monkeypatch, capsys, tmp_path):
     """Run a command line in an empty directory; the exit code, stdout and stderr come back."""
     monkeypatch.chdir(tmp_path)
     for name in list(os.environ):
-        if name.startswith("SIDELINE_"):
+        if name.startswith("SIDELINE_") and not name.startswith("SIDELINE_TEST_"):
             monkeypatch.delenv(name)
 
     def command(*arguments: str) -> tuple[int, str, str]:

@@ -86,17 +86,18 @@ def _log(directory: Path) -> Iterator[Console]:
     screen = os.dup(STDERR)
     os.dup2(log, STDERR)
     os.close(log)
-    try:
-        with os.fdopen(os.dup(screen), "w", encoding="utf-8") as stream:
+    failed = False
+    with os.fdopen(screen, "w", encoding="utf-8") as stream:
+        try:
             yield Console(file=stream, highlight=False)
-    except Exception as error:
-        error.add_note(f"What Java said is in {path}.")
-        raise
-    else:
-        _remove(path)
-    finally:
-        os.dup2(screen, STDERR)
-        os.close(screen)
+        except Exception:
+            failed = True
+            print(f"What Java said is in {path}.", file=stream)
+            raise
+        finally:
+            os.dup2(screen, STDERR)
+            if not failed:
+                _remove(path)
 
 
 @contextlib.contextmanager
