@@ -115,6 +115,8 @@ class Pipeline:
             raise ConfigurationError(message, hint="Write def handler(event) or (event, tx).")
         if parameters == 2:  # noqa: PLR2004
             self._check_transaction(function)
+        if self.delivery == "at-most-once" and inspect.iscoroutinefunction(function):
+            self._refuse("at-most-once handles events one by one, so the handler cannot be async.")
         self.handle = function
         return function
 
@@ -235,6 +237,8 @@ class Pipeline:
                 f"on_failure={self.on_failure!r} is not available in this version.",
                 "Use Sideline(), Block() or Skip().",
             )
+        if self.delivery == "at-most-once" and self.concurrency > 1:
+            self._refuse("at-most-once handles events one by one.", "Drop concurrency=.")
         if isinstance(self.sink, Calls) and self.delivery == "exactly-once":
             # The declared default would be a promise that nobody can keep for outside calls.
             self.delivery = "at-least-once"

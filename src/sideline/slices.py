@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from sideline.effects import Effect, Execute
@@ -38,13 +38,20 @@ class Handled(NamedTuple):
     """Events among them that failed and are left out."""
     executes: bool = False
     """Whether SQL of the handler's own is among the effects."""
+    keys: Sequence[Hashable] | None = None
+    """What ``key=`` said, one entry an event; None: the Kafka keys."""
 
     def prefix(self, count: int) -> Handled:
         """The first ``count`` events alone."""
         if count >= len(self.events):
             return self
         end = self.events[count].offset
-        return self._replace(end=end, events=self.events[:count], effects=self.effects[:count])
+        return self._replace(
+            end=end,
+            events=self.events[:count],
+            effects=self.effects[:count],
+            keys=self.keys and self.keys[:count],
+        )
 
 
 class Outcome(NamedTuple):

@@ -11,7 +11,7 @@ from sideline.crashpoints import reach
 from sideline.engine.handling import runs_sql
 from sideline.engine.holding import Hand, Holding
 from sideline.engine.window import Window
-from sideline.errors import FencedError
+from sideline.errors import FencedError, SidelineError
 from sideline.slices import Handled, Outcome, admit
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ class ConcurrentHolding(Holding):
         except psycopg.Error as error:
             self._window.drop(hand.held.partition)
             self._refused(hand, error)
+        except SidelineError as error:
+            self._give_up(error, event=str(hand.held.partition), stage="write")
         else:
             if outcome is not None:
                 self._committed(hand, outcome, started)
@@ -109,10 +111,10 @@ class ConcurrentHolding(Holding):
     def _commit_prefix(self, hand: Hand) -> Outcome | None:
         partition = hand.held.partition
         span = self._reader.span(partition)
-        events, effects, skipped, failure = self._window.take(partition, hand.limit)
-        if events:
-            whole = len(events) == len(span.events)
-            end = span.end if whole and span.at_end else events[-1].offset + 1
+        taken, failure = self._window.take(partition, hand.limit)
+        if taken:
+            whole = len(taken) == len(span.events)
+            end = span.end if whole and span.at_end else taken[-1].event.offset + 1
         elif self._window.open_until(partition):
             end = hand.held.next_offset
         else:
@@ -120,8 +122,16 @@ class ConcurrentHolding(Holding):
         if end == hand.held.next_offset:
             return None if failure is None else Outcome(end, failure=failure)
         reach("after-handler")
-        executes = any(map(runs_sql, effects))
-        handled = Handled(hand.held.next_offset, end, events, effects, skipped, executes)
+        effects = [entry.effects for entry in taken]
+        handled = Handled(
+            hand.held.next_offset,
+            end,
+            [entry.event for entry in taken],
+            effects,
+            sum(entry.skipped for entry in taken),
+            any(map(runs_sql, effects)),
+            [entry.key for entry in taken],
+        )
         outcome = self._home.commit(hand.held, handled)
         return outcome if outcome.failure or not failure else outcome._replace(failure=failure)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sideline.effects import Delete, Effect, Execute, Insert, Upsert
 from sideline.sinks import Postgres
@@ -54,10 +54,15 @@ def handle(
     failure = None
     skipped = 0
     executes = False
+    derive = pipeline.key
+    keys: list[Any] = []
     monotonic = clock.monotonic
     until = monotonic() + HANDLING_SECONDS
     for event in events:
         try:
+            if derive is not None:
+                hash(key := derive(event))
+                keys.append(key)
             result = run(event)
             if upserts and result.__class__ is Upsert:
                 append((result,))
@@ -74,10 +79,13 @@ def handle(
                 break
             skipped += 1
             append(NOTHING)
+            if derive is not None and len(keys) < len(effects):
+                keys.append(None)
         if monotonic() > until:
             break
     count = len(effects)
+    del keys[count:]
     if count < len(events):
         end = events[count].offset
         events = events[:count]
-    return Handled(start, end, events, effects, skipped, executes), failure
+    return Handled(start, end, events, effects, skipped, executes, keys or None), failure

@@ -20,7 +20,7 @@ from sideline.crashpoints import reach
 from sideline.engine.handling import handle
 from sideline.engine.lease import Lease, Partition, PartitionReport, Report
 from sideline.engine.reader import Lost, Span
-from sideline.errors import FencedError
+from sideline.errors import FencedError, SidelineError
 from sideline.homes.calls import CallsHome
 from sideline.homes.postgres import PostgresHome
 from sideline.ledger.store import Claim, Held, Ledger, Parting
@@ -265,6 +265,8 @@ class Holding:
             self._fenced(hand)
         except psycopg.Error as error:
             self._refused(hand, error)
+        except SidelineError as error:
+            self._give_up(error, event=str(hand.held.partition), stage="write")
         else:
             self._committed(hand, outcome, started)
 
@@ -309,18 +311,23 @@ class Holding:
         effects: list[Any] = []
         skipped = 0
         executes = False
+        keys: list[Any] = []
         while len(effects) < len(events):
             rest = events[len(effects) :]
             handled, failure = self._handle(hand, rest, end)
             effects.extend(handled.effects)
             skipped += handled.skipped
             executes = executes or handled.executes
+            keys.extend(handled.keys or ())
             if failure is not None:
                 # Progress has passed it already: there is no second time.
                 effects.append(())
+                keys.append(None)
                 skipped += 1
         reach("after-handler")
         whole = Handled(hand.held.next_offset, end, events, effects, skipped, executes)
+        if self._pipeline.key is not None:
+            whole = whole._replace(keys=keys)
         return self._home.finish_unsure(hand.held, whole)
 
     def _handle(self, hand: Hand, events: list[Event], end: int) -> tuple[Handled, Failure | None]:

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 class Entry:
     """An event on its way through the pool."""
 
-    __slots__ = ("effects", "error", "event", "follower", "skipped", "state", "ticket")
+    __slots__ = ("effects", "error", "event", "follower", "key", "skipped", "state", "ticket")
 
     def __init__(self, event: Event, ticket: Ticket) -> None:
         self.event = event
         self.ticket = ticket
+        self.key: Hashable = None
         self.state = WAITING
         self.effects: tuple[Effect, ...] = ()
         self.error: BaseException | None = None
@@ -231,6 +232,7 @@ class Window:
             try:
                 key = self._key_of(event)
                 hash(key)
+                entry.key = key
             # The user's key= failed: the event's own fault, found when its turn comes.
             except Exception as error:  # noqa: BLE001
                 entry.error = error
@@ -260,27 +262,17 @@ class Window:
         entries = self._entries.get(partition)
         return bool(entries) and entries[0].state == FAILED  # type: ignore[index]
 
-    def take(
-        self, partition: Partition, limit: int
-    ) -> tuple[list[Event], list[tuple[Effect, ...]], int, Failure | None]:
-        """Remove the finished prefix, with how many of it are skipped.
-
-        Last comes the failure right behind it, if there is one.
-        """
+    def take(self, partition: Partition, limit: int) -> tuple[list[Entry], Failure | None]:
+        """Remove the finished prefix; with it the failure right behind it, if there is one."""
         entries = self._entries.get(partition, deque())
-        events: list[Event] = []
-        effects: list[tuple[Effect, ...]] = []
-        skipped = 0
-        while entries and entries[0].state == DONE and len(events) < limit:
-            entry = entries.popleft()
-            events.append(entry.event)
-            effects.append(entry.effects)
-            skipped += entry.skipped
+        taken: list[Entry] = []
+        while entries and entries[0].state == DONE and len(taken) < limit:
+            taken.append(entries.popleft())
         failure = None
         if entries and entries[0].state == FAILED:
             error = entries[0].error or RuntimeError("the handler failed without an error")
             failure = Failure(entries[0].event, "handler", error)
-        return events, effects, skipped, failure
+        return taken, failure
 
     def drop(self, partition: Partition) -> None:
         """Forget a partition, once nothing of it runs any more."""

@@ -5,23 +5,27 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from sideline.classify import kind_of
 from sideline.crashpoints import reach
 from sideline.effects import Effect
 from sideline.engine.handling import HANDLING_SECONDS, allowed_effects
 from sideline.errors import RefusedError
-from sideline.homes.writer import Work, Writer
+from sideline.events import Event
+from sideline.homes.writer import Work, Writer, Written
 from sideline.ledger.store import Held, Ledger, Move
 from sideline.policies import Skip
 from sideline.slices import ACTED, NOTHING, Failure, Handled, Outcome, account, effects_of
 
 if TYPE_CHECKING:
     from sideline.clock import Clock
-    from sideline.events import Event
     from sideline.ledger.connection import Connection
     from sideline.pipeline import Pipeline
 
+_kafka_key = itemgetter(Event._fields.index("key"))
+_make_work = partial(tuple.__new__, Work)
 _XACT = "select pg_current_xact_id()::text"
 
 
@@ -116,13 +120,7 @@ class PostgresHome:
     ) -> tuple[Outcome, str]:
         """Fence, then effects; the transaction stays open, with what failed taken out."""
         counts = account(handled)
-        move = moving(counts)
-        ctid = self._ledger.advance(held, move)
-        reach("before-first-write")
-        before = self._transaction_id() if handled.executes else ""
-        written = self._writer.write(self._works(handled), hold_followers=not self._skipping)
-        if handled.executes:
-            self._same_transaction(before)
+        ctid, written = self._apply(held, handled, moving(counts))
         reach("between-write-and-commit")
         if not written.failed:
             return counts, ctid
@@ -136,6 +134,31 @@ class PostgresHome:
             failure = Failure(handled.events[first], "write", written.failed[first])
             outcome = outcome._replace(failure=failure)
         return outcome, ctid
+
+    def _apply(self, held: Held, handled: Handled, move: Move) -> tuple[str, Written]:
+        if handled.executes:
+            return self._apply_sql(held, handled, move)
+        works = self._works(handled)
+        ctid = self._ledger.advance(held, move)
+        reach("before-first-write")
+        try:
+            # Without a savepoint first: a slice with poison in it is rare, and is done anew.
+            return ctid, self._writer.write(works, optimistic=True)
+        except Exception as error:
+            if kind_of(error) == "recoverable":
+                raise
+            self._connection.rollback()
+        ctid = self._ledger.advance(held, move)
+        return ctid, self._writer.write(works, hold_followers=not self._skipping)
+
+    def _apply_sql(self, held: Held, handled: Handled, move: Move) -> tuple[str, Written]:
+        """The handler's own SQL could end the transaction: progress moves only after it."""
+        ctid = self._ledger.advance(held, Move.stay(held))
+        before = self._transaction_id()
+        works = self._works(handled)
+        written = self._writer.write(works, hold_followers=not self._skipping)
+        self._same_transaction(before)
+        return self._ledger.advance(dataclasses.replace(held, ctid=ctid), move), written
 
     def _leave_out(
         self,
@@ -155,16 +178,9 @@ class PostgresHome:
         return left, self._ledger.advance(at, correction)
 
     def _works(self, handled: Handled) -> list[Work]:
-        pipeline = self._pipeline
-        if pipeline.key is None:
-            return [
-                Work(event.key, effects)
-                for event, effects in zip(handled.events, handled.effects, strict=True)
-            ]
-        return [
-            Work(pipeline.key_of(event), effects)
-            for event, effects in zip(handled.events, handled.effects, strict=True)
-        ]
+        # Whole columns at a time: a comprehension costs twice as much an event.
+        keys = handled.keys or map(_kafka_key, handled.events)
+        return list(map(_make_work, zip(keys, handled.effects, strict=True)))
 
     def _finish(self, held: Held, end: int, ctid: str) -> None:
         self._connection.commit()
