@@ -26,10 +26,10 @@ from sideline.stack.java import Java
 from sideline.stack.processes import Identity
 from sideline.stack.state import Service, log_file
 
-START_SECONDS = 90
+START_SECONDS = 150
 _STOP_SECONDS = 20
 _POLL_SECONDS = 0.05
-_FORMAT_SECONDS = 60
+_FORMAT_SECONDS = 150
 
 _HEAP = ("-Xms64m", "-Xmx256m")
 # Beside the heap: a serial collector needs no tables of its own, the code cache and thread
@@ -275,6 +275,6 @@ def _visible(cluster: Sequence[Service]) -> int:
     bootstrap = ",".join(f"{ports.LOOPBACK}:{broker.port}" for broker in cluster)
     client = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
     try:
-        return len(client.list_topics(timeout=1).brokers)
+        return len(client.list_topics(timeout=5).brokers)
     except KafkaException:
         return 0
