@@ -19,6 +19,12 @@ from sideline.homes.catalogue import Table
 from sideline.homes.judge import identities, ordered_as, vouches
 from sideline.homes.statements import RowEffect, Shape, Shapes
 
+# The literals of a statement stay in the processor's cache, and arrays in one piece.
+ROWS_PER_STATEMENT = 5_000
+# A few events are quicker applied alone than all others unfolded because of them.
+MOST_SUSPECTS = 200
+# A value costs 40 ns in a crowd and 3 us alone.
+_JUDGED_TOGETHER = 32
 # More changes of one row than this are quicker one by one than in as many statements.
 MOST_LAYERS = 64
 
@@ -66,10 +72,19 @@ class Plan:
 
     steps: list[Step] = dataclasses.field(default_factory=list)
     touches: list[Touch] = dataclasses.field(default_factory=list)
-    rejected: dict[int, Exception] = dataclasses.field(default_factory=dict)
-    """Events with an effect that no statement can be made of."""
+    suspects: set[int] = dataclasses.field(default_factory=set)
+    """Events that must be applied alone: an effect of which no statement can be made, or a row
+    that would be left out although nobody vouches for it."""
     opaque: bool = False
     """User's SQL is among it: nobody knows which rows it touches."""
+
+    @property
+    def short(self) -> bool:
+        """Whether one statement does it all."""
+        if len(self.steps) != 1 or self.deferrable:
+            return False
+        step = self.steps[0]
+        return isinstance(step, Bulk) and len(step.ids) <= ROWS_PER_STATEMENT
 
     @property
     def deferrable(self) -> bool:
@@ -81,16 +96,19 @@ def plan(
     batch: Sequence[Work], shapes: Shapes, *, folded: bool, without: Collection[int] = ()
 ) -> Plan:
     """The steps that write a batch, except the events ``without``."""
-    if folded and not without:
-        uniform = _uniform(batch, shapes)
+    events: Sequence[int] = range(len(batch))
+    chosen = batch
+    if without:
+        events = [event for event in events if event not in without]
+        chosen = [batch[event] for event in events]
+    if folded:
+        uniform = _uniform(chosen, events, shapes)
         if uniform is not None:
             return uniform
     made = Plan()
     segment: list[tuple[int, Effect]] = []
-    for event, work in enumerate(batch):
-        if event in without:
-            continue
-        for effect in work.effects:
+    for event in events:
+        for effect in batch[event].effects:
             if type(effect) is Execute:
                 _close(made, segment, shapes, folded=folded)
                 segment = []
@@ -102,7 +120,7 @@ def plan(
     return made
 
 
-def _uniform(batch: Sequence[Work], shapes: Shapes) -> Plan | None:
+def _uniform(batch: Sequence[Work], events: Sequence[int], shapes: Shapes) -> Plan | None:
     """The plan for the usual slice: one upsert each, all alike. None: not usual.
 
     Whole columns at a time, so that an event costs about a microsecond.
@@ -115,13 +133,21 @@ def _uniform(batch: Sequence[Work], shapes: Shapes) -> Plan | None:
     places = None if ids is None else _last_places(shape, columns, ids)
     if ids is None or places is None:
         return None
+    touch = Touch(shape.table, events, ids)
     if len(places) < len(batch) and not _vouched(shape, columns):
-        return None
-    touch = Touch(shape.table, range(len(batch)), ids)
+        return _without_doubtful(shape, columns, touch)
     order = sorted(places)  # type: ignore[type-var]  # identities of one kind compare
     chosen = [places[key] for key in order]
     kept = [[column[place] for place in chosen] for column in columns]
     return Plan(steps=[Bulk(shape, kept, order, touch)], touches=[touch])
+
+
+def _without_doubtful(shape: Shape, columns: list[list[Any]], touch: Touch) -> Plan | None:
+    """No steps, but who must be left out for the usual plan; None: there are too many."""
+    places = [] if shape.table.unfolded or not shape.complete else doubtful(shape, columns)
+    if not places or len(places) > MOST_SUSPECTS:
+        return None
+    return Plan(touches=[touch], suspects={touch.events[place] for place in places})
 
 
 def _alike(batch: Sequence[Work], shapes: Shapes) -> tuple[Shape, list[list[Any]]] | None:
@@ -188,6 +214,21 @@ def _vouched(shape: Shape, columns: list[list[Any]]) -> bool:
     return all(map(vouches, shape.columns, columns))
 
 
+def doubtful(shape: Shape, columns: Sequence[Sequence[Any]]) -> list[int]:
+    """The places of rows with a value that nobody vouches for."""
+    found: set[int] = set()
+    for column, values in zip(shape.columns, columns, strict=True):
+        for start in range(0, len(values), _JUDGED_TOGETHER):
+            block = values[start : start + _JUDGED_TOGETHER]
+            if not vouches(column, block):
+                found.update(
+                    start + place
+                    for place, value in enumerate(block)
+                    if not vouches(column, [value])
+                )
+    return sorted(found)
+
+
 def _in_order(made: Plan, effects: Sequence[tuple[int, Effect]]) -> None:
     if made.steps and isinstance(made.steps[-1], Ordered):
         made.steps[-1].effects.extend(effects)
@@ -212,7 +253,7 @@ def _close(made: Plan, segment: list[tuple[int, Effect]], shapes: Shapes, *, fol
         except Exception as error:
             if kind_of(error) != "data":
                 raise
-            made.rejected.setdefault(event, error)
+            made.suspects.add(event)
             continue
         group = groups.get(shape.table)
         if group is None:
@@ -224,7 +265,7 @@ def _close(made: Plan, segment: list[tuple[int, Effect]], shapes: Shapes, *, fol
         made.touches.extend(
             Touch(table, group.events, _identities(table, group)) for table, group in groups.items()
         )
-        _in_order(made, [item for item in segment if item[0] not in made.rejected])
+        _in_order(made, [item for item in segment if item[0] not in made.suspects])
         return
     _arrange(made, groups, shapes)
 
@@ -435,37 +476,57 @@ def _upserts(layer: Layer, target: _Target, touch: Touch) -> Iterator[Bulk]:
 
 def related(batch: Sequence[Work], made: Plan, seeds: Iterable[int]) -> set[int]:
     """The seeds and every event that shares a key or a row with one of them, however far."""
-    sharing: dict[Hashable, list[int]] = {}
-    memberships: dict[int, list[Hashable]] = {}
-
-    def join(event: int, group: Hashable) -> None:
-        sharing.setdefault(group, []).append(event)
-        memberships.setdefault(event, []).append(group)
-
-    for event, work in enumerate(batch):
-        if work.key is not None:
-            join(event, ("key", work.key))
-    for touch in made.touches:
-        for place, event in enumerate(touch.events):
-            join(event, (touch.table, None if touch.keys is None else touch.keys[place]))
     found: set[int] = set()
-    waiting = list(seeds)
-    while waiting:
-        event = waiting.pop()
-        if event in found:
-            continue
-        found.add(event)
-        for group in memberships.get(event, ()):
-            waiting.extend(sharing.pop(group, ()))
+    new = set(seeds)
+    while new:
+        found |= new
+        keys = {batch[event].key for event in new} - {None}
+        more = {event for event, (key, _) in enumerate(batch) if key in keys}
+        for touch in made.touches:
+            more |= _sharing(touch, new)
+        new = more - found
     return found
 
 
-def events_of(step: Step, places: Iterable[int]) -> set[int]:
+def _sharing(touch: Touch, events: set[int]) -> set[int]:
+    """Who changes a row of the table that one of the events changes too."""
+    if touch.keys is None:
+        return set(touch.events) if not events.isdisjoint(touch.events) else set()
+    rows = rows_of(touch, events)
+    if not rows:
+        return set()
+    return {event for event, row in zip(touch.events, touch.keys, strict=True) if row in rows}
+
+
+def rows_of(touch: Touch, events: Collection[int]) -> set[Hashable]:
+    """The rows of a table that these events change, where rows can be told apart."""
+    keys = touch.keys or ()
+    return {row for event, row in zip(touch.events, keys, strict=True) if event in events}
+
+
+def events_of(step: Bulk, places: Iterable[int]) -> set[int]:
     """The events that had a part in these rows of a step."""
-    if isinstance(step, Ordered):
-        return {step.effects[place][0] for place in places}
-    ids = {step.ids[place] for place in places}
+    rows = {step.ids[place] for place in places}
     if step.touch is None:
-        return ids  # type: ignore[return-value]  # then they are events
-    keys: Any = step.touch.keys
-    return {event for event, key in zip(step.touch.events, keys, strict=True) if key in ids}
+        return rows  # type: ignore[return-value]  # then they are events
+    keys = step.touch.keys or ()
+    return {event for event, row in zip(step.touch.events, keys, strict=True) if row in rows}
+
+
+def wrote_none_of(made: Plan, refused: Mapping[int, Collection[int]], events: set[int]) -> bool:
+    """Whether of these events nothing was written: each of their rows was refused at each step.
+
+    ``refused``: by the number of the step, the places of its rows.
+    """
+    return all(
+        _step_wrote_none_of(step, refused.get(number, ()), events)
+        for number, step in enumerate(made.steps)
+    )
+
+
+def _step_wrote_none_of(step: Step, places: Collection[int], events: set[int]) -> bool:
+    if isinstance(step, Ordered):
+        return all(event not in events for event, _ in step.effects)
+    refused = {step.ids[place] for place in places}
+    theirs = events if step.touch is None else rows_of(step.touch, events)
+    return refused.issuperset(theirs.intersection(step.ids))

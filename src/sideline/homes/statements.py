@@ -107,7 +107,7 @@ class Shapes:
                 key,
                 version,
                 complete=columns >= table.required,
-                sql=_sql(verb, table, ordered, key, version),
+                sql=_parametrised(verb, table, ordered, key, version),
             )
         return shape
 
@@ -124,34 +124,52 @@ def _refuse_missing(table: str, row: Mapping[str, Any], wanted: frozenset[str], 
         raise ValueError(f"an upsert into {table} lacks its {what} column in the row: {names}")
 
 
-def _sql(
+def statement(shape: Shape, origin: str) -> str:
+    """The shape's statement, fed by texts from somewhere else: columns c0, c1 .. of ``s``."""
+    values = [f"s.c{number}::{_type(column)}" for number, column in enumerate(shape.columns)]
+    return _sql(shape.verb, shape.table, shape.columns, values, origin, shape.key, shape.version)
+
+
+def _type(column: Column) -> str:
+    return column.stage if column.cast is None else column.cast
+
+
+def _parametrised(
     verb: Verb, table: Table, columns: tuple[Column, ...], key: frozenset[str], version: str | None
 ) -> str:
-    if verb == "delete":
-        return _delete(table, columns)
-    insert = _insert(table, columns)
-    return insert if verb == "insert" else insert + "\n" + _on_conflict(columns, key, version)
-
-
-def source(columns: tuple[Column, ...]) -> str:
-    """Arrays as rows, in their order."""
+    """The statement with an array for each column."""
     # Functions in the select list stream; unnest(a, b) in FROM would first fill a tuple store.
     items = ", ".join(
         f"unnest(%s::{column.stage}[]) as c{number}" for number, column in enumerate(columns)
     )
-    return f"(select {items}) as s"
+    values = [
+        f"s.c{number}" if column.cast is None else f"s.c{number}::{column.cast}"
+        for number, column in enumerate(columns)
+    ]
+    return _sql(verb, table, columns, values, f"(select {items}) as s", key, version)
 
 
-def staged(number: int, column: Column) -> str:
-    """A value of the source, as the column's type without its length (see Column.cast)."""
-    return f"s.c{number}" if column.cast is None else f"s.c{number}::{column.cast}"
-
-
-def _insert(table: Table, columns: tuple[Column, ...], origin: str | None = None) -> str:
-    names = ", ".join(quote(column.name) for column in columns)
-    values = ", ".join(staged(number, column) for number, column in enumerate(columns))
-    origin = origin or source(columns)
-    return f"insert into {table.sql} as t ({names})\nselect {values}\nfrom {origin}"
+def _sql(  # noqa: PLR0913, PLR0917 - the parts of a statement
+    verb: Verb,
+    table: Table,
+    columns: tuple[Column, ...],
+    values: list[str],
+    origin: str,
+    key: frozenset[str],
+    version: str | None,
+) -> str:
+    names = [quote(column.name) for column in columns]
+    if verb == "delete":
+        same = " and ".join(
+            f"t.{name} = {value}" for name, value in zip(names, values, strict=True)
+        )
+        return f"delete from {table.sql} as t\nusing {origin}\nwhere {same}"
+    insert = (
+        f"insert into {table.sql} as t ({', '.join(names)})\n"
+        f"select {', '.join(values)}\n"
+        f"from {origin}"
+    )
+    return insert if verb == "insert" else insert + "\n" + _on_conflict(columns, key, version)
 
 
 def _on_conflict(columns: tuple[Column, ...], key: frozenset[str], version: str | None) -> str:
@@ -166,11 +184,3 @@ def _on_conflict(columns: tuple[Column, ...], key: frozenset[str], version: str 
     guard = quote(version)
     # Equal versions: the later event wins. No version is older than any.
     return f"{clause}\nwhere t.{guard} is null or excluded.{guard} >= t.{guard}"
-
-
-def _delete(table: Table, columns: tuple[Column, ...], origin: str | None = None) -> str:
-    same = " and ".join(
-        f"t.{quote(column.name)} = {staged(number, column)}"
-        for number, column in enumerate(columns)
-    )
-    return f"delete from {table.sql} as t\nusing {origin or source(columns)}\nwhere {same}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import logging
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -14,17 +16,32 @@ from sideline.effects import Delete, Effect, Execute, Insert, Upsert
 from sideline.errors import ConfigurationError
 from sideline.homes.catalogue import Catalogue, UnknownNameError
 from sideline.homes.names import quote
-from sideline.homes.planning import Bulk, Ordered, Plan, Work, plan, related
+from sideline.homes.planning import (
+    MOST_SUSPECTS,
+    ROWS_PER_STATEMENT,
+    Bulk,
+    Ordered,
+    Plan,
+    Step,
+    Work,
+    doubtful,
+    events_of,
+    plan,
+    related,
+    wrote_none_of,
+)
+from sideline.homes.poison import write_apart
 from sideline.homes.statements import Shape, Shapes
 
 __all__ = ["Work", "Writer", "Written"]
 
-# The literals of a statement stay in the processor's cache, and an array in one piece.
-ROWS_PER_STATEMENT = 5_000
+# How often the rest is written anew when new culprits appear.
+PASSES = 3
 # How many events share a savepoint when they are applied in log order, first and after errors.
 RUN_SIZES = (64, 8, 1)
 _STATEMENT_TIMEOUT = "57014"
 _TIMEOUT = "select current_setting('statement_timeout') <> '0'"
+_UNDO_SEARCH = "rollback to savepoint sideline_search; release savepoint sideline_search"
 _UNDO = "rollback to savepoint sideline_writer; release savepoint sideline_writer"
 
 
@@ -38,6 +55,17 @@ class Written(NamedTuple):
 
 
 _ALL_APPLIED = Written({}, frozenset())
+
+
+class _Found(NamedTuple):
+    """What a search for culprits found."""
+
+    events: set[int]
+    """The culprits and everybody who shares something with them."""
+    written: bool
+    """All others are written already, and of these nothing."""
+    everywhere: bool
+    """It could not be found: anybody may be one."""
 
 
 class Writer:
@@ -62,7 +90,7 @@ class Writer:
         back, opens the transaction anew and asks again without it.
         """
         made = plan(batch, self._shapes, folded=self._fold)
-        if optimistic and not made.rejected:
+        if optimistic and not made.suspects:
             self._run(made)
             return _ALL_APPLIED
         alone = self._write_together(batch, made)
@@ -95,26 +123,75 @@ class Writer:
     # -- together
 
     def _write_together(self, batch: Sequence[Work], made: Plan) -> Sequence[int]:
-        """Write what can be written in bulk; returns what is still to be applied, in log order."""
-        held = related(batch, made, made.rejected) if made.rejected else set()
-        if held and made.opaque:
-            return range(len(batch))
-        if held:
-            made = plan(batch, self._shapes, folded=self._fold, without=held)
-        if self._attempt(lambda: self._run(made)) is not None:
-            return range(len(batch))
-        return sorted(held)
+        """Write what can be written in bulk; returns what is still to be applied, in log order.
+
+        Whoever shares a key or a row with a culprit is held out with it, and the rest is
+        written anew, because a folded row may carry the healthy write of another key.
+        """
+        everything = range(len(batch))
+        held: set[int] = set()
+        suspects = made.suspects
+        for _ in range(PASSES):
+            if suspects and made.opaque:
+                return everything
+            if suspects:
+                held |= related(batch, made, suspects)
+                made = plan(batch, self._shapes, folded=self._fold, without=held)
+            error = self._attempt(lambda made=made: self._run(made), quick=made.short)  # type: ignore[misc]
+            if error is None:
+                return sorted(held)
+            suspects = _doubted(made) - held
+            if suspects:
+                continue
+            found = self._search(batch, made)
+            if found.everywhere:
+                return everything
+            if found.written:
+                return sorted(held | found.events)
+            suspects = found.events
+        return everything
+
+    def _search(self, batch: Sequence[Work], made: Plan) -> _Found:
+        """Write step by step what can be written, to find out what cannot."""
+        self._connection.execute("savepoint sideline_search")
+        refused: dict[int, list[int]] = {}
+        events: set[int] = set()
+        for number, step in enumerate(made.steps):
+            if isinstance(step, Ordered):
+                if self._attempt(lambda step=step: self._step(step)) is None:  # type: ignore[misc]
+                    continue
+                self._connection.execute(_UNDO_SEARCH, prepare=False)
+                return _Found(set(), written=False, everywhere=True)
+            refused[number] = self._write_apart(step)
+            events |= events_of(step, refused[number])
+        events = related(batch, made, events)
+        if events and wrote_none_of(made, refused, events) and self._stands(made):
+            return _Found(events, written=True, everywhere=False)
+        self._connection.execute(_UNDO_SEARCH, prepare=False)
+        # An error that no row has by itself: only log order can tell.
+        return _Found(events, written=False, everywhere=not events)
+
+    def _stands(self, made: Plan) -> bool:
+        """Whether what was written also passes the constraints that could wait."""
+        return not made.deferrable or self._attempt(self._make_immediate) is None
+
+    def _write_apart(self, step: Bulk) -> list[int]:
+        found: list[int] = []
+        for start in range(0, len(step.ids), ROWS_PER_STATEMENT):
+            part = [column[start : start + ROWS_PER_STATEMENT] for column in step.columns]
+            found.extend(start + place for place in write_apart(self._connection, step.shape, part))
+        return found
 
     def _run(self, made: Plan) -> None:
         for step in made.steps:
-            if isinstance(step, Ordered):
-                self._apply([effect for _, effect in step.effects])
-            else:
-                self._bulk(step)
+            self._step(step)
         if made.deferrable:
             self._make_immediate()
 
-    def _bulk(self, step: Bulk) -> None:
+    def _step(self, step: Step) -> None:
+        if isinstance(step, Ordered):
+            self._apply([effect for _, effect in step.effects])
+            return
         for start in range(0, len(step.ids), ROWS_PER_STATEMENT):
             part = [column[start : start + ROWS_PER_STATEMENT] for column in step.columns]
             self._connection.execute(step.shape.sql, step.shape.arguments(part), prepare=True)
@@ -132,7 +209,8 @@ class Writer:
         failed_keys: set[Hashable] = set()
         followers: set[int] = set()
         # Runs that succeed as a whole need one savepoint; those that do not are cut smaller.
-        waiting = _runs(events, RUN_SIZES[0])
+        # Few events are those that were found out: most of them fail.
+        waiting = _runs(events, 1 if len(events) <= MOST_SUSPECTS else RUN_SIZES[0])
         while waiting:
             run = waiting.pop()
             followers.update(event for event in run if batch[event].key in failed_keys)
@@ -169,7 +247,7 @@ class Writer:
             elif len(arguments) == 1:
                 self._connection.execute(sql, arguments[0])
             else:
-                with self._connection.cursor() as cursor:
+                with self._connection.cursor() as cursor, _quietly():
                     cursor.executemany(sql, arguments)
 
     def _statement(self, effect: Effect) -> tuple[str, Any]:
@@ -185,14 +263,17 @@ class Writer:
 
     # -- savepoints
 
-    def _attempt(self, act: Callable[[], None]) -> Exception | None:
+    def _attempt(self, act: Callable[[], None], *, quick: bool = False) -> Exception | None:
         """Do something in a savepoint: None, or the data error that undid it.
 
-        Everything else is raised, with the transaction left as it is.
+        Everything else is raised, with the transaction left as it is. ``quick``: savepoint and
+        statements go in one round trip (not for SQL of the user's, which may be several).
         """
-        self._connection.execute("savepoint sideline_writer")
         try:
-            act()
+            with self._in_one_round_trip() if quick else nullcontext():
+                self._connection.execute("savepoint sideline_writer")
+                act()
+                self._connection.execute("release savepoint sideline_writer")
         except Exception as error:
             timeout = getattr(error, "sqlstate", None) == _STATEMENT_TIMEOUT
             if kind_of(error) != "data" and not timeout:
@@ -202,8 +283,12 @@ class Writer:
             if timeout and not self._has_timeout():
                 raise
             return error
-        self._connection.execute("release savepoint sideline_writer")
         return None
+
+    @contextmanager
+    def _in_one_round_trip(self) -> Iterator[None]:
+        with _quietly(), self._connection.pipeline():
+            yield
 
     def _has_timeout(self) -> bool:
         row = self._connection.execute(_TIMEOUT).fetchone()
@@ -231,6 +316,38 @@ def _no_unique_index(shape: Shape) -> ConfigurationError:
         "but no unique index on exactly these columns exists.",
         hint=f"create unique index on {shape.table.sql} ({names});".replace("%%", "%"),
     )
+
+
+class _Aborted(logging.Filter):
+    """Not what psycopg says about the statements behind one that failed: that one is raised."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("error ignored terminating")
+
+
+_ABORTED = _Aborted()
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    logger = logging.getLogger("psycopg")
+    logger.addFilter(_ABORTED)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_ABORTED)
+
+
+def _doubted(made: Plan) -> set[int]:
+    """The few whom the judge does not vouch for: quicker asked than the server, often right."""
+    found: set[int] = set()
+    for step in made.steps:
+        if isinstance(step, Bulk):
+            places = doubtful(step.shape, step.columns)
+            if len(places) > MOST_SUSPECTS:
+                return set()
+            found |= events_of(step, places)
+    return found
 
 
 def _runs(events: Sequence[int], size: int) -> list[list[int]]:
