@@ -6,8 +6,14 @@ select coalesce(max(number), 0)
 from sideline.migrations
 
 -- name: has_schema
--- Whether the ledger's first table exists.
-select to_regclass('sideline.migrations') is not null
+-- Whether the ledger's first table exists. Not by to_regclass: its cache may still say no after
+-- the wait for somebody else's migration, and it fails without rights on the schema.
+select exists (
+    select
+    from pg_catalog.pg_tables
+    where schemaname = 'sideline'
+      and tablename = 'migrations'
+)
 
 -- name: record_migration
 -- A migration was applied.
