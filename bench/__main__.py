@@ -8,8 +8,10 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 
-from bench import jars, machine, picture, report, services
+from bench import jars, machine, packages, picture, report, services
+from bench.contest import ContestantFailedError
 from bench.narration import Narrator
 from bench.peers import PEERS
 from bench.settings import SUITES, Settings
@@ -65,10 +67,11 @@ def main(kafka: str | None, database: str | None, out: Path, **chosen: Any) -> N
     narrator = Narrator()
     with services.running(kafka, database, narrator.service) as found:
         jars.fetch(narrator.service)
+        packages.fetch(narrator.service)
         described = machine.describe(found)
         narrator.say(" · ".join(f"{k} {v}" for k, v in described.items() if k != "packages"))
         bench = Bench(found, settings, narrator)
-        outcomes = [measure(bench, suite) for suite in settings.only]
+        outcomes = [outcome for suite in settings.only if (outcome := measure(bench, suite))]
         described["load_average_after"] = machine.load()
     screen = Console()
     report.show(screen if screen.is_terminal else Console(width=PLAIN_WIDTH), outcomes)
@@ -76,11 +79,16 @@ def main(kafka: str | None, database: str | None, out: Path, **chosen: Any) -> N
     report.write(out / f"{stem}.json", described, outcomes)
     (out / f"{stem}.svg").write_text(picture.draw(outcomes))
     narrator.say(f"written: {out / stem}.json and .svg")
+    raise SystemExit(0 if len(outcomes) == len(settings.only) else 1)
 
 
-def measure(bench: Bench, suite: str) -> Outcome:
-    """Run one suite; they are imported when asked for."""
-    outcome: Outcome = importlib.import_module(f"bench.suites.{suite}").run(bench)
+def measure(bench: Bench, suite: str) -> Outcome | None:
+    """Run one suite; what the others found is not lost when it fails."""
+    try:
+        outcome: Outcome = importlib.import_module(f"bench.suites.{suite}").run(bench)
+    except ContestantFailedError as error:
+        bench.narrator.say(f"[red]{suite} failed:[/red] {escape(str(error))}")
+        return None
     return outcome
 
 

@@ -17,7 +17,7 @@ from typing import IO
 
 import psycopg
 
-from bench import figures
+from bench import figures, packages
 from bench.cpu import Cpu
 from bench.peers import TASK_VARIABLE, Peer, Task
 from bench.services import Services
@@ -81,7 +81,7 @@ def started(peer: Peer, task: Task) -> Iterator[Contestant]:
             process = subprocess.Popen(
                 peer.command(task),
                 cwd=ROOT,
-                env=_environment(task),
+                env=_environment(peer, task),
                 stdout=subprocess.PIPE if peer.commits == "reports" else errors,
                 stderr=errors,
                 start_new_session=True,
@@ -115,14 +115,15 @@ def drain(
     return Run(peer.name, after - before, end - begin, rate, used, commits)
 
 
-def _environment(task: Task) -> dict[str, str]:
+def _environment(peer: Peer, task: Task) -> dict[str, str]:
+    paths = [ROOT, packages.directory()] if peer.needs_packages else [ROOT]
     return os.environ | {
         TASK_VARIABLE: task.dump(),
         "SIDELINE_KAFKA": task.bootstrap,
         "SIDELINE_DATABASE": task.database,
         "JAVA_HOME": str(find_java().home),
         "PYSPARK_PYTHON": sys.executable,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
     }
 
 

@@ -17,7 +17,7 @@ import psycopg
 from bench.services import Services
 from sideline.stack.java import find_java
 
-PACKAGES = ("sideline", "pyspark", "confluent-kafka", "psycopg", "orjson", "pyarrow")
+PACKAGES = ("sideline", "pyspark", "confluent-kafka", "psycopg", "orjson")
 SETTINGS = ("fsync", "synchronous_commit", "shared_buffers", "max_wal_size", "wal_level")
 
 

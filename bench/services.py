@@ -79,7 +79,8 @@ def describe(bootstrap: str, database: str) -> Services:
     """Find the processes behind the addresses; they must be on this machine."""
     with psycopg.connect(database) as connection:
         backend = connection.info.backend_pid
-    postgres_pid = psutil.Process(backend).ppid() if psutil.pid_exists(backend) else None
+        # While the connection stands: the backend ends with it.
+        postgres_pid = psutil.Process(backend).ppid() if psutil.pid_exists(backend) else None
     broker_pid = cpu.listener(int(bootstrap.split(",", maxsplit=1)[0].rpartition(":")[2]))
     if postgres_pid is None or broker_pid is None:
         message = "broker and PostgreSQL must run on this machine: their CPU time is measured"

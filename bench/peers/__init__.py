@@ -62,6 +62,8 @@ class Peer:
     command: Callable[[Task], list[str]]
     commits: Literal["reports", "progress"] = "reports"
     share: float = 1.0
+    # Whether it needs bench/requirements.txt.
+    needs_packages: bool = False
 
 
 TASK_VARIABLE = "BENCH_TASK"
@@ -97,7 +99,12 @@ PEERS = {
     for peer in (
         Peer("sideline", "sideline", _sideline, commits="progress"),
         Peer("bare", "two bare processes", _module("bare")),
-        Peer("mapInArrow", "mapInArrow and COPY by hand", _module("map_in_arrow")),
+        Peer(
+            "mapInArrow",
+            "mapInArrow and COPY by hand",
+            _module("map_in_arrow"),
+            needs_packages=True,
+        ),
         Peer("foreachBatch", "foreachBatch, tuned JDBC merge", _module("foreach_batch")),
         Peer(
             "foreachPartition",

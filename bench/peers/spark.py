@@ -24,6 +24,8 @@ def session(task: Task) -> SparkSession:
         SparkSession.builder.master(f"local[{task.slots}]")
         .appName("bench")
         .config("spark.jars", ",".join(map(str, jars.fetch(lambda *_: None))))
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.memory", "2g")
         .config("spark.local.dir", task.workdir)

@@ -39,7 +39,7 @@ P50_AIM, P99_AIM = 20.0, 5.0
 _LOOK_SECONDS = 0.0007
 # After the last event was due; whoever needs longer is not following.
 _GRACE_SECONDS = 30.0
-_READY_SECONDS = 90.0
+_READY_SECONDS = 300.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
