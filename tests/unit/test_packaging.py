@@ -169,6 +169,7 @@ MACHINE = re.compile(r"(?<![\w.$}])/(?:root|work|home/\w+)/")
 # A written address is one that somebody chose to write; each is known here.
 KNOWN_HOSTS = {
     "127.0.0.1",
+    "ant.apache.org",
     "github.com",
     "keepachangelog.com",
     "localhost",
