@@ -424,11 +424,12 @@ def _voucher(group: _Group) -> Callable[[Sequence[int]], bool]:
             passed[shape] = _vouched(shape, columns_of(shape, rows))
         return passed[shape]
 
+    def single(place: int) -> bool:
+        shape = group.shapes[place]
+        return _vouched(shape, columns_of(shape, [group.effects[place].row]))
+
     def vouched(places: Sequence[int]) -> bool:
-        return all(
-            whole(group.shapes[place]) or _vouched(group.shapes[place], [group.effects[place].row])
-            for place in places
-        )
+        return all(whole(group.shapes[place]) or single(place) for place in places)
 
     return vouched
 

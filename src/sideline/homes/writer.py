@@ -129,17 +129,19 @@ class Writer:
         written anew, because a folded row may carry the healthy write of another key.
         """
         everything = range(len(batch))
+        if made.opaque and made.suspects:
+            return everything
         held: set[int] = set()
         suspects = made.suspects
         for _ in range(PASSES):
-            if suspects and made.opaque:
-                return everything
             if suspects:
                 held |= related(batch, made, suspects)
                 made = plan(batch, self._shapes, folded=self._fold, without=held)
             error = self._attempt(lambda made=made: self._run(made), quick=made.short)  # type: ignore[misc]
             if error is None:
                 return sorted(held)
+            if made.opaque:
+                return everything
             suspects = _doubted(made) - held
             if suspects:
                 continue
