@@ -200,8 +200,8 @@ class Holding:
         if self._full():
             return
         if buffered:
-            pause = LINGER_SECONDS if self._busy else 0.0
-            self._reader.linger(pause)
+            # Behind, with a slice that is not worth it yet: there is something to wait for.
+            self._reader.linger(LINGER_SECONDS if self._busy or not self._ripe() else 0.0)
         else:
             idle = IDLE_SECONDS if not self._wanted else HAND_OVER_SECONDS
             wait = max(0.0, min(idle, self._ends - now))
@@ -242,12 +242,20 @@ class Holding:
                 continue
             if span.events:
                 late = now - hand.first_at >= FILL_SECONDS
-                if span.at_end or late or full or len(span.events) >= hand.limit:
+                if late or full or len(span.events) >= hand.limit or self._is_live(hand, span):
                     ripe.append(hand)
             elif span.at_end and span.end > hand.held.next_offset:
                 ripe.append(hand)
         ripe.sort(key=lambda hand: -len(self._reader.span(hand.held.partition).events))
         return ripe
+
+    def _is_live(self, hand: Hand, span: Span) -> bool:
+        """Whether nothing more is to come at once.
+
+        The end of a partition is announced only with the next fetch, half a second later; the
+        end of the log came along with the events.
+        """
+        return span.at_end or span.end >= self._reader.high(hand.held.partition)
 
     # Slices
 
