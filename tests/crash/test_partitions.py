@@ -1,0 +1,250 @@
+"""Several partitions on one lease, holes in their offsets, bounds, and odd events."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.support.checkers import Place
+from tests.support.ground import numbered
+from tests.support.waiting import wait_for
+
+
+def done(ground, partition, ends):
+    return lambda: ground.next_offsets()[partition] == ends[partition]
+
+
+# Each partition by itself
+
+
+def test_a_backoff_stops_only_its_own_partition(grounds, tmp_path):
+    """The slot's other partitions go on while one waits for its due time (K4, F2)."""
+    flag = tmp_path / "broken"
+    flag.touch()
+    ground = grounds(
+        partitions=2, handler="waiting", argument=str(flag), slice_size=10, retry_first="25s"
+    )
+    ground.publish([("a", "wait"), *numbered(500)], partition=0)
+    ground.publish([("b", "first")], partition=1)
+    worker = ground.start(ground.lease(bounded=False, seconds=60))
+    wait_for(done(ground, 1, {1: 1}), what="partition 1", within_seconds=20)
+    # Far more than a buffer's worth waits behind the event that fails.
+    ground.publish(numbered(100, start=500), partition=1)
+    wait_for(done(ground, 1, {1: 101}), what="partition 1 goes on", within_seconds=20)
+    assert ground.next_offsets()[0] == 0
+    worker.kill()
+    flag.unlink()
+    ground.run()
+    ground.check()
+
+
+def test_a_partition_is_taken_as_it_is_released(grounds, tmp_path):
+    """While one partition waits in backoff, another one is handed over (K4)."""
+    flag = tmp_path / "broken"
+    flag.touch()
+    ground = grounds(partitions=2, handler="waiting", argument=str(flag), retry_first="25s")
+    ground.publish([("a", "wait")], partition=0)
+    holder = ground.start(ground.lease(1, bounded=False, seconds=60))
+    owner = "select owner is not null from sideline.progress where partition = %s"
+    wait_for(lambda: ground.query(owner, 1)[0][0], what="partition 1 is held")
+    worker = ground.start(ground.lease(bounded=False, seconds=60))
+    tried = "select count(*) from sideline.progress where partition = 0 and owner is not null"
+    wait_for(lambda: ground.query(tried)[0][0], what="partition 0 is taken")
+    ground.publish(numbered(10), partition=1)
+    holder.kill()
+    wait_for(done(ground, 1, {1: 10}), what="partition 1 is taken over", within_seconds=20)
+    worker.kill()
+    flag.unlink()
+    ground.run()
+    ground.check()
+
+
+def test_the_backoff_outlives_its_lease(grounds, tmp_path):
+    """The report and the row say when the partition is due: the driver plans by that (K4, F2)."""
+    flag = tmp_path / "broken"
+    flag.touch()
+    ground = grounds(handler="waiting", argument=str(flag), retry_first="20s")
+    ground.publish([("a", "wait")])
+    (report,) = ground.run(ground.lease(seconds=2))
+    assert report.partitions[0].retry_in_seconds > 5
+    assert report.partitions[0].attempts == 1
+    due = ground.query("select due_at > now() + interval '5 s', attempts from sideline.progress")
+    assert due == [(True, 1)]
+    # A successor that comes too early waits as well.
+    (report,) = ground.run(ground.lease(seconds=2))
+    assert report.partitions[0].attempts == 1
+
+
+def test_an_event_heals_in_place(grounds, tmp_path):
+    """Nothing is parked or skipped because the outside world was broken for a while (F2)."""
+    flag = tmp_path / "broken"
+    flag.touch()
+    ground = grounds(handler="waiting", argument=str(flag), slice_size=5, retry_first="20ms")
+    ground.publish([*numbered(12), ("k3", "wait"), *numbered(12, start=12)])
+    worker = ground.start(ground.lease())
+    wait_for(done(ground, 0, {0: 12}), what="everything before")
+    flag.unlink()
+    worker.reports()
+    ground.check()
+
+
+def test_partitions_that_are_done_leave_room_for_the_others(grounds):
+    """Under --once, what lies beyond one partition's bound does not stop another's events."""
+    ground = grounds(partitions=2, handler="slow", argument=0.01, slice_size=10)
+    ground.publish(numbered(5), partition=0)
+    ground.publish(numbered(60), partition=1)
+    lease = ground.lease(seconds=40)
+    bounded = list(ground.produced)
+    ground.publish(numbered(3000, start=5), partition=0)
+    (report,) = ground.run(lease)
+    assert ground.next_offsets() == {0: 5, 1: 60}
+    assert {part.consumed for part in report.partitions} == {5, 60}
+    assert sorted(ground.effects()) == sorted(bounded)
+
+
+def test_nothing_is_read_beyond_the_bound(grounds):
+    """--once ends at the end that the log had when it began, in the middle of a fetch too."""
+    ground = grounds(slice_size=10)
+    ground.publish(numbered(25))
+    lease = ground.lease()
+    ground.publish(numbered(25, start=25))
+    ground.run(lease)
+    assert ground.next_offsets() == {0: 25}
+    ground.run()
+    ground.check()
+
+
+def test_many_partitions_on_one_lease(grounds):
+    """Twelve partitions, one worker, uneven load."""
+    ground = grounds(partitions=12, slice_size=25)
+    ground.publish(numbered(600, keys=40))
+    ground.publish(numbered(200, start=600), partition=3)
+    ground.run()
+    ground.check()
+    assert ground.next_offsets() == ground.ends()
+
+
+# Holes
+
+
+def transactions(ground, *plan):
+    """Publish in transactions: (how many events, whether to commit)."""
+    producer = Producer(
+        {"bootstrap.servers": ground.kafka, "transactional.id": f"tx-{ground.topic}"}
+    )
+    producer.init_transactions(30)
+    for number, (count, commit) in enumerate(plan):
+        sent = []
+        producer.begin_transaction()
+        for event in range(count):
+            producer.produce(
+                ground.topic,
+                key=f"k{event % 3}",
+                value=f"{number}",
+                on_delivery=lambda error, message, sent=sent: sent.append((error, message)),
+            )
+        producer.flush(30)
+        if commit:
+            producer.commit_transaction(30)
+            ground.produced += [
+                Place(
+                    message.topic(), message.partition(), message.offset(), message.key().decode()
+                )
+                for error, message in sent
+                if error is None
+            ]
+        else:
+            producer.abort_transaction(30)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        [(5, True)],
+        [(5, False)],
+        [(5, False), (5, True)],
+        [(5, True), (5, False)],
+        [(7, True), (3, False), (7, True), (1, False), (1, False), (9, True), (20, False)],
+    ],
+)
+def test_aborted_transactions_leave_holes(grounds, plan):
+    """Offsets that are never delivered are passed, up to the end of the log (--once ends)."""
+    ground = grounds(slice_size=4)
+    transactions(ground, *plan)
+    (report,) = ground.run()
+    assert ground.next_offsets() == ground.ends()
+    assert report.partitions[0].consumed == len(ground.produced)
+    ground.check()
+
+
+def test_killed_among_holes(grounds):
+    """A slice that ends at a hole is followed by one that begins there, whoever reads it."""
+    ground = grounds(slice_size=4)
+    plan = [(6, True), (4, False)] * 6
+    transactions(ground, *plan)
+    for count in (1, 2, 1, 3):
+        ground.killed(ground.start(ground.lease(), crash_at=f"between-write-and-commit:{count}"))
+        ground.killed(ground.start(ground.lease(), crash_at="after-commit:1"))
+    ground.run()
+    assert ground.next_offsets() == ground.ends()
+    ground.check()
+
+
+# Odd events
+
+
+def test_events_without_a_key_and_with_an_empty_one(ground):
+    """No key, an empty key, no value: events like all others (C7)."""
+    ground.publish([(None, "a"), ("", "b"), (None, None), ("", None), ("x", ""), (None, "a")])
+    ground.run()
+    ground.check()
+    assert ground.query("select key, value from history order by seq") == [
+        (None, "a"),
+        ("", "b"),
+        (None, None),
+        ("", None),
+        ("x", ""),
+        (None, "a"),
+    ]
+    assert ground.query("select id, value from users order by id") == [("x", "")]
+
+
+@pytest.mark.parametrize("slice_size", [1, 2, 100])
+def test_a_tombstone_deletes(grounds, slice_size):
+    """Upsert, delete and upsert of one key end as the last one says, in one slice or three (C7)."""
+    ground = grounds(slice_size=slice_size)
+    ground.publish([("a", "1"), ("a", None), ("b", "1"), ("a", "2"), ("b", None), ("c", "1")])
+    ground.run()
+    ground.check()
+    assert ground.query("select id, value from users order by id") == [("a", "2"), ("c", "1")]
+
+
+def test_a_failing_event_stops_behind_what_is_before_it(grounds):
+    """Everything before it is committed, nothing behind it, and the report names it."""
+    ground = grounds(handler="failing", slice_size=4)
+    ground.publish([*numbered(6), ("k1", "bad"), *numbered(6, start=7)])
+    (report,) = ground.run()
+    assert report.failure["event"] == f"{ground.topic}/0/6"
+    assert ground.next_offsets() == {0: 6}
+    assert [place.offset for place in ground.effects()] == list(range(6))
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_skipped_events_are_counted(grounds, concurrency):
+    """Left out, and accounted for (F5)."""
+    ground = grounds(handler="failing", skip=True, slice_size=4, concurrency=concurrency)
+    ground.publish([(f"k{n % 3}", "bad" if n % 5 == 0 else "good") for n in range(23)])
+    ground.run()
+    row = ground.accounts()[ground.topic, 0]
+    assert (row.consumed, row.applied, row.skipped) == (23, 18, 5)
+    assert len(ground.effects()) == 18
+
+
+def test_side_by_side_in_order(grounds):
+    """With concurrency, events of one key still take effect in log order, across crashes (C1)."""
+    ground = grounds(partitions=2, handler="slow", argument=0.002, concurrency=8, slice_size=25)
+    ground.publish(numbered(300, keys=7))
+    for point in ("after-handler:2", "between-write-and-commit:3", "after-commit:4"):
+        ground.killed(ground.start(ground.lease(), crash_at=point))
+    ground.run()
+    ground.check()
