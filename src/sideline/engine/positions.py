@@ -116,7 +116,7 @@ def check_losses(
         if row.partition in ids[row.topic].partitions
     ]
     beginnings, ends = cluster.beginnings(present), cluster.ends(present)
-    losses: dict[Partition, tuple[str, int]] = {}
+    losses: dict[Partition, tuple[str, int | None]] = {}
     for row in rows:
         partition = Partition(row.topic, row.partition)
         loss = _loss(row, ids[row.topic].id, beginnings.get(partition), ends.get(partition))
@@ -130,6 +130,9 @@ def check_losses(
         raise DataLostError(f"events were lost: {sentences}.", hint=hint)
     log.warning("accepted: %s", sentences)
     for partition, (_, go_on_at) in losses.items():
+        if go_on_at is None:
+            place.run("forget_partition", topic=partition.topic, partition=partition.number)
+            continue
         place.run(
             "accept_loss",
             topic=partition.topic,
@@ -141,11 +144,11 @@ def check_losses(
 
 def _loss(
     row: PartitionRow, topic_id: str, beginning: int | None, end: int | None
-) -> tuple[str, int] | None:
-    """What a partition lost, and where it could go on."""
+) -> tuple[str, int | None] | None:
+    """What a partition lost, and where it could go on; None: nowhere, it is gone."""
     name = f"{row.topic}/{row.partition}"
     if beginning is None or end is None:
-        return None
+        return f"{name} is gone, at offset {row.next_offset}", None
     if row.topic_id != topic_id:
         return f"{name} was deleted and made again at offset {row.next_offset}", beginning
     if row.next_offset < beginning:

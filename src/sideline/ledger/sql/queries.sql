@@ -166,6 +166,14 @@ where pipeline = %(pipeline)s
   and partition = %(partition)s
   and lease = array[%(epoch)s::bigint]
 
+-- name: forget_partition
+-- A person accepted that a partition is gone: its topic was made again with fewer.
+delete from sideline.progress
+where pipeline = %(pipeline)s
+  and topic = %(topic)s
+  and partition = %(partition)s
+  and lease = array[%(epoch)s::bigint]
+
 -- name: guess
 -- Where partitions stand now, to prefetch before the take; a hint and nothing more.
 select topic, partition, next_offset
