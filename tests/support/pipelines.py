@@ -30,9 +30,22 @@ APPLIED = """
         value text
     )
 """
-EFFECT = """Insert("applied", {
-        "topic": event.topic, "partition": event.partition, "number": event.offset,
-        "key": event.key and event.key.decode(), "value": event.text()})"""
+# A file of a user's, for the command. {options} and {before} are the test's own.
+APP = """
+import os
+import time
+
+from sideline import Event, Insert, Pipeline, Postgres
+
+flow = Pipeline({name!r}, topics={topic!r}{options})
+
+
+@flow.handler
+def record(event: Event):
+    {before}
+    row = {{"topic": event.topic, "partition": event.partition, "number": event.offset}}
+    return Insert("applied", row | {{"key": event.key.decode(), "value": event.text()}})
+"""
 
 
 class Applied(NamedTuple):
@@ -56,6 +69,16 @@ def recorder(name: str, topics: str | Sequence[str], **options: Any) -> Pipeline
         return Insert("applied", row | {"key": key, "value": event.text()})
 
     return pipeline
+
+
+def write_app(
+    folder: Path, name: str, topic: str, *, before: str = "pass", options: str = ""
+) -> str:
+    """Write a pipeline as a user would; returns what to call it on the command line."""
+    given = f", {options}" if options else ""
+    file = folder / "app.py"
+    file.write_text(APP.format(name=name, topic=topic, options=given, before=before))
+    return f"{file}:flow"
 
 
 def settings(kafka: str, database: str, **properties: str) -> Settings:

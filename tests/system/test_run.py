@@ -144,13 +144,13 @@ def test_events_that_come_while_it_runs_are_applied(start, ready, kafka, topics)
     topic = topics(partitions=4)
     start(recorder("live", topic))
     sent = []
+
+    def all_applied() -> bool:
+        return len(applied(ready.database)) >= len(sent)
+
     for number in range(8):
         sent += publish(kafka, topic, numbered(50, start=50 * number))
-        wait_for(
-            lambda: len(applied(ready.database)) >= len(sent),
-            what=f"{len(sent)} events applied",
-            within_seconds=60,
-        )
+        wait_for(all_applied, what=f"{50 * number + 50} events applied", within_seconds=60)
 
     assert faults(applied(ready.database), sent) == []
 

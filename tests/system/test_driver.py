@@ -1,0 +1,221 @@
+"""The driver's place: one at a time, and whoever lost it writes nothing more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+
+import psutil
+import pytest
+
+from sideline.errors import AlreadyRunningError
+from tests.support.pipelines import (
+    APPLIED,
+    applied,
+    execute,
+    faults,
+    numbered,
+    progress,
+    publish,
+    query,
+    recorder,
+    settings,
+    workers_of,
+    write_app,
+)
+from tests.support.waiting import wait_for
+
+
+def enough(database: str, count: int) -> None:
+    """Wait until so many events took effect."""
+    wait_for(lambda: len(applied(database)) >= count, what=f"{count} events", within_seconds=120)
+
+
+def test_a_second_driver_is_refused_while_the_first_stands(start, ready, kafka, topics):
+    """Who, where, since when; the first one does not notice."""
+    topic = topics(partitions=1)
+    first = start(recorder("lonely", topic))
+    wait_for(lambda: progress(ready.database, "lonely"), what="the first driver")
+
+    with pytest.raises(AlreadyRunningError) as caught:
+        start(recorder("lonely", topic)).wait(60)
+
+    message = caught.value.message
+    assert f"process {os.getpid()} on {socket.gethostname()}, since 20" in message
+    assert "--take-over" in caught.value.hint
+    assert caught.value.exit_code == 5
+    sent = publish(kafka, topic, numbered(20))
+    enough(ready.database, 20)
+    assert first.is_alive
+    assert faults(applied(ready.database), sent) == []
+
+
+def test_two_pipelines_of_one_name_in_different_code(start, ready, kafka, topics):
+    """The second is told that it is not the same pipeline."""
+    topic = topics(partitions=1)
+    start(recorder("same", topic))
+    wait_for(lambda: progress(ready.database, "same"), what="the first driver")
+    other = recorder("same", topic)
+    other.handler(lambda event: None)
+
+    with pytest.raises(AlreadyRunningError, match="with other code"):
+        start(other).wait(60)
+
+
+def test_after_kill_9_of_the_driver_a_restart_works_at_once(
+    command, ready, database, kafka, topics, finish, tmp_path
+):
+    """The crashed driver's place is free with its connection (C2, P4)."""
+    topic = topics(partitions=4)
+    sent = publish(kafka, topic, numbered(4_000))
+    app = write_app(tmp_path, "killed", topic, before="time.sleep(0.001)")
+    running = command("run", app)
+    wait_for(
+        lambda: progress(database, "killed") and applied(database),
+        what="first events",
+        within_seconds=120,
+    )
+
+    running.signal(signal.SIGKILL)
+    running.end()
+    finish(recorder("killed", topic))
+
+    assert faults(applied(database), sent) == []
+
+
+def test_a_frozen_driver_that_was_replaced_stops_by_itself(
+    command, ready, database, kafka, topics, start, tmp_path
+):
+    """--take-over; the zombie wakes up, exits 5, and has written nothing after losing (C2)."""
+    topic = topics(partitions=2)
+    sent = publish(kafka, topic, numbered(100))
+    zombie = command("run", write_app(tmp_path, "zombie", topic))
+    enough(database, 100)
+    zombie.signal(signal.SIGSTOP)
+
+    with pytest.raises(AlreadyRunningError, match=f"process {zombie.process.pid}"):
+        start(recorder("zombie", topic)).wait(60)
+    second = start(recorder("zombie", topic), take_over=True)
+    sent += publish(kafka, topic, numbered(100))
+    enough(database, 200)
+    epoch = query(database, "select epoch, driver_pid, state from sideline.pipelines")
+    zombie.signal(signal.SIGCONT)
+
+    assert zombie.end() == 5
+    assert "is run by another process now" in zombie.err
+    assert "Traceback" not in zombie.err
+    sent += publish(kafka, topic, numbered(100))
+    enough(database, 300)
+    assert second.is_alive
+    assert query(database, "select epoch, driver_pid, state from sideline.pipelines") == epoch
+    assert epoch[0][1:] == (os.getpid(), "running")
+    assert faults(applied(database), sent) == []
+
+
+def test_a_frozen_worker_that_was_replaced_writes_nothing(
+    command, ready, database, kafka, topics, finish, tmp_path
+):
+    """Workers of a killed driver, frozen and woken up later: fenced (K1, K3)."""
+    topic = topics(partitions=2)
+    sent = publish(kafka, topic, numbered(4_000))
+    app = write_app(tmp_path, "undead", topic, before="time.sleep(0.001)")
+    running = command("run", app)
+    wait_for(
+        lambda: progress(database, "undead") and applied(database),
+        what="first events",
+        within_seconds=120,
+    )
+    workers = workers_of(running)
+    assert workers
+    for worker in workers:
+        os.kill(worker, signal.SIGSTOP)
+    running.signal(signal.SIGKILL)
+    running.end()
+
+    finish(recorder("undead", topic))
+    assert faults(applied(database), sent) == []
+    for worker in workers:
+        if psutil.pid_exists(worker):
+            os.kill(worker, signal.SIGCONT)
+    gone = [worker for worker in workers if psutil.pid_exists(worker)]
+    psutil.wait_procs([psutil.Process(worker) for worker in gone], timeout=30)
+
+    assert faults(applied(database), sent) == []
+
+
+def test_a_killed_jvm_ends_the_command_and_loses_nothing(
+    command, ready, database, kafka, topics, finish, tmp_path
+):
+    """Without its JVM the command says so and exits; the next run goes on (P4)."""
+    topic = topics(partitions=2)
+    sent = publish(kafka, topic, numbered(4_000))
+    app = write_app(tmp_path, "headless", topic, before="time.sleep(0.001)")
+    running = command("run", app)
+    wait_for(
+        lambda: progress(database, "headless") and applied(database),
+        what="first events",
+        within_seconds=120,
+    )
+    children = psutil.Process(running.process.pid).children()
+    (jvm,) = [child for child in children if child.name() == "java"]
+
+    jvm.kill()
+
+    assert running.end() == 7, running.err
+    assert "Traceback" not in running.err
+    finish(recorder("headless", topic))
+    assert faults(applied(database), sent) == []
+
+
+def test_postgresql_restarted_under_a_running_pipeline(start, own_stack, kafka, topics, spark):
+    """Stopped hard and started again: it goes on by itself, nothing lost or doubled (C2, F2)."""
+    stack = own_stack("outage")
+    info = stack.up(services=("postgres",))
+    database = info.database
+    execute(database, APPLIED)
+    topic = topics(partitions=2)
+    sent = publish(kafka, topic, numbered(300))
+    running = start(recorder("outage", topic), settings=settings(kafka, database))
+    enough(database, 300)
+
+    # What `pg_ctl stop -m immediate` does: no farewell to anybody.
+    os.kill(info.pids["postgres"], signal.SIGQUIT)
+    psutil.wait_procs([psutil.Process(info.pids["postgres"])], timeout=30)
+    sent += publish(kafka, topic, numbered(300))
+    wait_for(lambda: running.status()["troubles"], what="word of the outage", within_seconds=60)
+    assert running.is_alive
+    stack.up(services=("postgres",))
+    enough(database, 600)
+
+    assert faults(applied(database), sent) == []
+    wait_for(
+        lambda: not running.status()["troubles"], what="the end of the troubles", within_seconds=60
+    )
+    running.stop()
+    assert running.wait(60)
+
+
+def test_an_executor_that_dies_costs_time_only(command, ready, database, kafka, topics, tmp_path):
+    """Executors of a local cluster are killed while they work (P4)."""
+    topic = topics(partitions=4)
+    sent = publish(kafka, topic, numbered(6_000))
+    app = write_app(tmp_path, "executors", topic, before="time.sleep(0.002)")
+    running = command("run", app, "--once", "--slots", "2", "--master", "local-cluster[2,1,1024]")
+    wait_for(
+        lambda: progress(database, "executors") and applied(database),
+        what="first events",
+        within_seconds=180,
+    )
+    executors = [
+        process
+        for process in psutil.Process(running.process.pid).children(recursive=True)
+        if process.name() == "java"
+        and "CoarseGrainedExecutorBackend" in " ".join(process.cmdline())
+    ]
+    assert len(executors) == 2
+
+    executors[0].kill()
+
+    assert running.end(180) == 0, running.err
+    assert faults(applied(database), sent) == []
