@@ -21,6 +21,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # A log that is read later needs no line every tenth of a second.
 PLAIN_SECONDS = 2.0
+# Before that a rate says more about the clock than about the work.
+RATE_SECONDS = 0.5
 
 console_err = Console(stderr=True, highlight=False)
 """Words for people: on stderr, in colour where there is a terminal."""
@@ -162,7 +164,9 @@ class Bar:
         if not count:
             self._began = time.monotonic()
         self._count = count
-        note = f"{count:,} / {self._total:,}   {self.rate:,.0f}/s"
+        note = f"{count:,} / {self._total:,}"
+        if time.monotonic() - self._began >= RATE_SECONDS:
+            note += f"   {self.rate:,.0f}/s"
         live = self._steps.live
         if live is not None and self._line is not None:
             live.update(self._line, completed=count, note=note)
