@@ -122,11 +122,18 @@ class Pipeline:
 
     def setup(self, function: H) -> H:
         """Declare what runs once per worker process; its result is ``event.context``."""
+        if _positional(function) != 0:
+            self._refuse("the function of setup takes no arguments.", "Write def setup().")
         self.set_up = function
         return function
 
     def teardown(self, function: H) -> H:
         """Declare what ends a worker process; it gets what setup returned."""
+        if _positional(function) != 1:
+            self._refuse(
+                "the function of teardown takes what setup returned, nothing else.",
+                "Write def teardown(context).",
+            )
         self.tear_down = function
         return function
 
@@ -199,12 +206,14 @@ class Pipeline:
             )
         self._check_topics()
         if not isinstance(self.sink, Postgres | Calls):
-            self._refuse(f"the sink is {self.sink!r}; it is one of Postgres(), Calls().")
+            # By its type: somebody may have given a URL, with its password.
+            kind = type(self.sink).__name__
+            self._refuse(f"the sink is a {kind}; it is one of Postgres(url), Calls().")
         self._check_delivery()
         for what, number in (("concurrency", self.concurrency), ("slice_size", self.slice_size)):
             if not isinstance(number, int) or isinstance(number, bool) or number < 1:
                 self._refuse(f"{what} is {number!r}; it is a whole number from 1.")
-        if self.rate is not None and not self.rate > 0:
+        if self.rate is not None and not (isinstance(self.rate, int | float) and self.rate > 0):
             self._refuse(f"rate is {self.rate!r}; it is events per second, above 0.")
         _check_start(self.start_at, self._refuse)
         for effect in self.effects or ():
@@ -294,5 +303,8 @@ def _digest_code(digest: Any, code: types.CodeType | None) -> None:  # noqa: ANN
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             _digest_code(digest, constant)
+        elif isinstance(constant, frozenset):
+            # The order in a set differs from process to process.
+            digest.update(repr(sorted(map(repr, constant))).encode())
         else:
             digest.update(repr(constant).encode())
