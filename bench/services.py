@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from psycopg import conninfo, sql
 from bench import cpu
 
 USERS = "create table users (id text primary key, name text, email text, seq bigint)"
-_numbers = itertools.count(1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -34,7 +33,7 @@ class Services:
 
         The checkpoint keeps what earlier runs wrote from being flushed at this run's cost.
         """
-        name = f"bench_{next(_numbers)}"
+        name = f"bench_{uuid.uuid4().hex[:8]}"
         url = conninfo.make_conninfo(self.database, dbname=name)
         with psycopg.connect(self.database, autocommit=True) as admin:
             admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))

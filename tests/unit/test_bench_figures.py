@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from bench import events, figures, picture, report, sender
+from bench import events, figures, picture, publish, report, sender
 from bench.peers.batches import BATCH_EVENTS, batch_events
 from bench.suites import Finding, Outcome
 from bench.suites.snapshot import last_against_first
@@ -176,3 +176,33 @@ def test_a_missing_ratio_is_a_dash():
     cells = report.cells("throughput", OUTCOMES[0].rows[0])
     assert cells[3] == "200,000"
     assert cells[-1] == "-"
+
+
+def test_publishing_replaces_the_figures_and_nothing_else():
+    """The words around the figures are a person's; a second time changes nothing."""
+    page = "before\n<!-- figures -->\nold\n<!-- end of figures -->\nafter\n"
+    once = publish.replaced(page, "new")
+    assert once == "before\n<!-- figures -->\nnew\n<!-- end of figures -->\nafter\n"
+    assert publish.replaced(once, "new") == once
+
+
+def test_published_tables_have_all_rows_and_aims():
+    """Misses are shown as plainly as hits."""
+    machine = {
+        "at": "2030-01-01T00:00:00",
+        "cores": 2,
+        "processor": "P",
+        "memory_gb": 1,
+        "system": "S",
+        "postgresql": {"server_version": "18"},
+        "python": "3",
+        "java": "J",
+        "packages": {"pyspark": "4"},
+        "load_average": [0.1],
+        "load_average_after": [0.2],
+    }
+    missed = Finding("throughput against bare", 0.5, 0.85, unit="x")
+    outcome = Outcome("throughput", "T", OUTCOMES[0].rows, [missed])
+    text = publish.section(machine, outcome)
+    assert "| 4 | repeated | <bare> & co | 210,000 | 6.0 |" in text
+    assert "| throughput against bare | 0.50x | at least 0.85x | **missed** |" in text
