@@ -161,17 +161,73 @@ def check(connection, before, batch, *, fold, hold_followers):
     assert outcome(lambda: writer.write(batch, hold_followers=hold_followers)) == expected
 
 
-common = settings(
-    max_examples=150,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+def examples(number):
+    return settings(
+        max_examples=number,
+        deadline=None,
+        database=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
 
 
-@common
-@given(
-    before=works(sharing=False), batch=works(sharing=True), hold=st.booleans(), fold=st.booleans()
-)
+ANYTHING = {"before": works(sharing=False), "batch": works(sharing=True)}
+
+
+@examples(60)
+@given(hold=st.booleans(), fold=st.booleans(), **ANYTHING)
 def test_the_same_as_one_by_one(connection, before, batch, hold, fold):
     """Whatever a batch holds, tables and failures are those of writing event by event (K8, K9)."""
     check(connection, before, batch, fold=fold, hold_followers=hold)
+
+
+@pytest.mark.long
+@examples(3000)
+@given(hold=st.booleans(), fold=st.booleans(), **ANYTHING)
+def test_the_same_as_one_by_one_at_length(connection, before, batch, hold, fold):
+    """The same, with many more batches (K8, K9)."""
+    check(connection, before, batch, fold=fold, hold_followers=hold)
+
+
+@examples(60)
+@given(
+    batch=st.lists(
+        st.builds(
+            lambda number, row, version: Work(
+                number,
+                (
+                    Upsert("guarded", {"id": number, "version": version, **row}, "id", "version")
+                    if version is not None
+                    else Delete("guarded", {"id": number})
+                    if not row
+                    else Upsert("plain", {"id": number, **row}, "id"),
+                ),
+            ),
+            ids,
+            some(name=st.sampled_from("abc"), amount=st.integers(1, 3)),
+            st.one_of(st.none(), st.integers(1, 3)),
+        ),
+        max_size=30,
+    )
+)
+def test_healthy_batches(connection, batch):
+    """Without an error in the way, what was folded is what would have been written (C1, F10)."""
+    check(connection, [], batch, fold=True, hold_followers=True)
+
+
+@examples(25)
+@given(
+    poison=st.sets(st.integers(0, 599), max_size=8),
+    keys=st.sampled_from([40, 600]),
+    table=st.sampled_from(["plain", "checked"]),
+)
+def test_poison_in_long_batches(connection, poison, keys, table):
+    """Culprits are found wherever they stand in a long batch (K8)."""
+    batch = [
+        Work(
+            n % keys,
+            (Upsert(table, {"id": n % keys, "amount": bad if n in poison else n + 1}, "id"),),
+        )
+        for n in range(600)
+        for bad in [2**40 if table == "plain" else -1]
+    ]
+    check(connection, [], batch, fold=True, hold_followers=True)

@@ -60,6 +60,8 @@ class Table:
     """For statements with parameters."""
     columns: dict[str, Column]
     uniques: tuple[Unique, ...]
+    exclusive: tuple[frozenset[str], ...]
+    """Columns of every unique index, also of those that ON CONFLICT cannot name."""
     parents: frozenset[int]
     """Tables that this one refers to."""
     in_log_order: str | None
@@ -154,7 +156,10 @@ def _table(relation: Any, columns: Sequence[Any], uniques: Sequence[Any]) -> Tab
         label=f"{relation.nspname}.{relation.relname}",
         sql=quote(relation.nspname, relation.relname),
         columns={row.attname: _column(row) for row in columns},
-        uniques=tuple(Unique(frozenset(row.columns), row.nulls_distinct) for row in uniques),
+        uniques=tuple(
+            Unique(frozenset(row.columns), row.nulls_distinct) for row in uniques if row.arbiter
+        ),
+        exclusive=tuple(frozenset(row.columns) for row in uniques if row.columns),
         parents=frozenset(relation.parents),
         in_log_order=_why_in_log_order(relation),
         unfolded=_why_unfolded(relation, columns),
@@ -300,16 +305,15 @@ where b.typtype <> 'd'
 order by a.attnum
 """
 
-# Unique indexes that ON CONFLICT (columns) accepts.
+# Unique indexes, and whether ON CONFLICT (columns) accepts them.
 _UNIQUES = """
 select
   array(
     select a.attname::text from pg_attribute as a
     where a.attrelid = i.indrelid and a.attnum = any (i.indkey[0:i.indnkeyatts - 1])
   ) as columns,
-  not i.indnullsnotdistinct as nulls_distinct
+  not i.indnullsnotdistinct as nulls_distinct,
+  i.indimmediate and i.indisvalid and i.indpred is null and i.indexprs is null as arbiter
 from pg_index as i
-where i.indrelid = %s
-  and i.indisunique and i.indimmediate and i.indisvalid
-  and i.indpred is null and i.indexprs is null
+where i.indrelid = %s and i.indisunique
 """

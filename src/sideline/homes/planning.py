@@ -505,13 +505,51 @@ def rows_of(touch: Touch, events: Collection[int]) -> set[Hashable]:
     return {row for event, row in zip(touch.events, keys, strict=True) if event in events}
 
 
-def events_of(step: Bulk, places: Iterable[int]) -> set[int]:
+def events_of(step: Step, places: Iterable[int]) -> set[int]:
     """The events that had a part in these rows of a step."""
+    if isinstance(step, Ordered):
+        return {step.effects[place][0] for place in places}
     rows = {step.ids[place] for place in places}
     if step.touch is None:
         return rows  # type: ignore[return-value]  # then they are events
     keys = step.touch.keys or ()
     return {event for event, row in zip(step.touch.events, keys, strict=True) if row in rows}
+
+
+def rivals_of(made: Plan, step: Bulk, places: Iterable[int]) -> set[int]:
+    """Who wants the same unique values as these rows: among them log order decides, not ours."""
+    found: set[int] = set()
+    for unique in step.shape.table.exclusive:
+        # NULL wants no place.
+        wanted = {values for values in _values_on(step, unique, places) if None not in values}
+        if unique == step.shape.key or not wanted:
+            continue
+        for other in made.steps:
+            if isinstance(other, Bulk) and other.shape.table is step.shape.table:
+                every = range(len(other.ids))
+                values = _values_on(other, unique, every)
+                same = [
+                    place for place, value in zip(every, values, strict=False) if value in wanted
+                ]
+                found |= events_of(other, same)
+    return found
+
+
+def _values_on(
+    step: Bulk, names: frozenset[str], places: Iterable[int]
+) -> list[tuple[str | None, ...]]:
+    """What the rows at these places say about the columns; nothing if they do not name them."""
+    chosen = [
+        values
+        for column, values in zip(step.shape.columns, step.columns, strict=True)
+        if column.name in names
+    ]
+    if len(chosen) < len(names):
+        return []
+    return [
+        tuple(None if values[place] is None else str(values[place]) for values in chosen)
+        for place in places
+    ]
 
 
 def wrote_none_of(made: Plan, refused: Mapping[int, Collection[int]], events: set[int]) -> bool:

@@ -11,7 +11,7 @@ table would need a right, and leave its traces in the catalogue with every bad s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -21,18 +21,34 @@ from sideline.homes.values import column_literal
 
 # Rows per exception block. Each costs a subtransaction, each failed one is done again.
 CHUNKS = (256, 16, 1)
+# A unique value, or a range that excludes others.
+_CONFLICTS = frozenset({"23505", "23P01"})
+_ANSWER = """
+select
+  current_setting('sideline.refused')::int[],
+  current_setting('sideline.codes')::text[]
+"""
+
+
+class Apart(NamedTuple):
+    """What became of rows that were written one apart from the other."""
+
+    refused: list[int]
+    """The places of those that were not written."""
+    conflict: bool
+    """One of them wanted a place that is taken; by whom depends on the order."""
 
 
 def write_apart(
     connection: psycopg.Connection[Any], shape: Shape, columns: Sequence[Sequence[Any]]
-) -> list[int]:
-    """Write the rows that can be written; returns the places of those that cannot."""
+) -> Apart:
+    """Write the rows that can be written."""
     places = range(len(columns[0]))
     unsendable = _unsendable(shape, columns)
     if unsendable:
         sent = [place for place in places if place not in unsendable]
         if not sent:
-            return sorted(unsendable)
+            return Apart(sorted(unsendable), conflict=False)
         columns = [[column[place] for place in sent] for column in columns]
         places_sent: Sequence[int] = sent
     else:
@@ -41,11 +57,12 @@ def write_apart(
     for name, literal in zip(names, shape.arguments(columns), strict=True):
         connection.execute("select set_config(%s, %s, true)", (name, literal))
     connection.execute(_block(shape))
-    refused = connection.execute("select current_setting('sideline.refused')::int[]").fetchone()
+    row = connection.execute(_ANSWER).fetchone()
     for name in names:  # the memory, not the value, is what matters
         connection.execute("select set_config(%s, '', true)", (name,))
-    found = [] if refused is None else [places_sent[number - 1] for number in refused[0]]
-    return sorted({*found, *unsendable})
+    numbers, codes = row or ([], [])
+    found = {places_sent[number - 1] for number in numbers}
+    return Apart(sorted(found | unsendable), conflict=not _CONFLICTS.isdisjoint(codes))
 
 
 def _unsendable(shape: Shape, columns: Sequence[Sequence[Any]]) -> set[int]:
@@ -85,6 +102,7 @@ declare
   last int;
   size int;
   refused int[] := '{{}}';
+  codes text[] := '{{}}';
 begin
   for chunk in 0 .. (total - 1) / {large} loop
     first := chunk * {large} + 1;
@@ -103,6 +121,7 @@ begin
               {_part(shape, "place", "place")};
             exception when others then
               refused := refused || (first + place - 1);
+              codes := codes || sqlstate;
             end;
           end loop;
         end;
@@ -110,6 +129,7 @@ begin
     end;
   end loop;
   perform set_config('sideline.refused', refused::text, true);
+  perform set_config('sideline.codes', codes::text, true);
 end
 """
     return "do " + sql.Literal(body).as_string()

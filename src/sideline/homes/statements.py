@@ -61,6 +61,8 @@ class Shapes:
                 key = tuple(key)
         else:
             key, version = None, None
+        if not isinstance(effect.row, dict | Mapping) or not effect.row:
+            raise ValueError(f"an effect on table {effect.table} needs a row: columns and values")
         name = (kind, effect.table, key, version, *effect.row)
         shape = self._seen.get(name)
         if shape is None:
@@ -72,8 +74,6 @@ class Shapes:
     ) -> Shape:
         name = effect.table
         table = self._catalogue.table(name)
-        if not isinstance(effect.row, Mapping) or not effect.row:
-            raise ValueError(f"an effect on table {name} needs a row: columns and their values")
         for column in effect.row:
             self._catalogue.column(name, column)
         if isinstance(effect, Delete):

@@ -34,7 +34,7 @@ def column_literal(column: Column, values: Sequence[Any]) -> str:
     if kinds == {int} and column.category in "NS":
         return "{" + str(list(values))[1:-1] + "}"
     texts = [None if value is None else text_of(column, value) for value in values]
-    if kinds <= {int, bool}:
+    if kinds <= {int, bool, _NONE}:
         return "{" + ",".join(["NULL" if text is None else text for text in texts]) + "}"
     if _NONE not in kinds:
         return _quoted(texts)  # type: ignore[arg-type]  # no None in it

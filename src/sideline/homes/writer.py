@@ -28,9 +28,10 @@ from sideline.homes.planning import (
     events_of,
     plan,
     related,
+    rivals_of,
     wrote_none_of,
 )
-from sideline.homes.poison import write_apart
+from sideline.homes.poison import Apart, write_apart
 from sideline.homes.statements import Shape, Shapes
 
 __all__ = ["Work", "Writer", "Written"]
@@ -39,9 +40,11 @@ __all__ = ["Work", "Writer", "Written"]
 PASSES = 3
 # How many events share a savepoint when they are applied in log order, first and after errors.
 RUN_SIZES = (64, 8, 1)
-_STATEMENT_TIMEOUT = "57014"
+# Statements of the user's that are known to be understood; more are not worth the memory.
+MOST_REMEMBERED = 1_000
 _TIMEOUT = "select current_setting('statement_timeout') <> '0'"
 _UNDO_SEARCH = "rollback to savepoint sideline_search; release savepoint sideline_search"
+_KEEP_SEARCH = "release savepoint sideline_search"
 _UNDO = "rollback to savepoint sideline_writer; release savepoint sideline_writer"
 
 
@@ -64,8 +67,6 @@ class _Found(NamedTuple):
     """The culprits and everybody who shares something with them."""
     written: bool
     """All others are written already, and of these nothing."""
-    everywhere: bool
-    """It could not be found: anybody may be one."""
 
 
 class Writer:
@@ -80,6 +81,7 @@ class Writer:
         self._fold = fold
         self._catalogue = Catalogue(connection)
         self._shapes = Shapes(self._catalogue)
+        self._understood: set[str] = set()
 
     def write(
         self, batch: Sequence[Work], *, hold_followers: bool = True, optimistic: bool = False
@@ -90,6 +92,8 @@ class Writer:
         back, opens the transaction anew and asks again without it.
         """
         made = plan(batch, self._shapes, folded=self._fold)
+        if not made.steps and not made.suspects:
+            return _ALL_APPLIED
         if optimistic and not made.suspects:
             self._run(made)
             return _ALL_APPLIED
@@ -101,6 +105,8 @@ class Writer:
     def apply_one(self, effects: Sequence[Effect]) -> None:
         """Apply one event's effects in their order, by plain statements; raises what fails."""
         self._apply(effects)
+        if any(map(self._may_wait, effects)):
+            self._make_immediate()
 
     def check(self, effect: Effect) -> None:
         """Refuse at start what could never be written, with what would mend it."""
@@ -137,52 +143,74 @@ class Writer:
             if suspects:
                 held |= related(batch, made, suspects)
                 made = plan(batch, self._shapes, folded=self._fold, without=held)
-            error = self._attempt(lambda made=made: self._run(made), quick=made.short)  # type: ignore[misc]
+            error = self._attempt(
+                lambda made=made: self._run(made),  # type: ignore[misc]
+                quick=made.short,
+                forgives=_is_data_or_sql if made.opaque else _is_data,
+            )
             if error is None:
                 return sorted(held)
-            if made.opaque:
+            if made.opaque or _is_timeout(error):
                 return everything
             suspects = _doubted(made) - held
-            if suspects:
-                continue
-            found = self._search(batch, made)
-            if found.everywhere:
-                return everything
-            if found.written:
-                return sorted(held | found.events)
-            suspects = found.events
+            if not suspects:
+                found = self._search(batch, made)
+                if found is None:
+                    return everything
+                if found.written:
+                    return sorted(held | found.events)
+                suspects = found.events
         return everything
 
-    def _search(self, batch: Sequence[Work], made: Plan) -> _Found:
-        """Write step by step what can be written, to find out what cannot."""
+    def _search(self, batch: Sequence[Work], made: Plan) -> _Found | None:
+        """Write step by step what can be written, to find out what cannot; None: in vain."""
         self._connection.execute("savepoint sideline_search")
+        found = self._search_steps(batch, made)
+        undo = found is None or not found.written
+        self._connection.execute(_UNDO_SEARCH if undo else _KEEP_SEARCH, prepare=False)
+        return found
+
+    def _search_steps(self, batch: Sequence[Work], made: Plan) -> _Found | None:
         refused: dict[int, list[int]] = {}
-        events: set[int] = set()
-        for number, step in enumerate(made.steps):
+        rivals: set[int] = set()
+
+        def write(number: int, step: Step) -> None:
             if isinstance(step, Ordered):
-                if self._attempt(lambda step=step: self._step(step)) is None:  # type: ignore[misc]
-                    continue
-                self._connection.execute(_UNDO_SEARCH, prepare=False)
-                return _Found(set(), written=False, everywhere=True)
-            refused[number] = self._write_apart(step)
-            events |= events_of(step, refused[number])
-        events = related(batch, made, events)
-        if events and wrote_none_of(made, refused, events) and self._stands(made):
-            return _Found(events, written=True, everywhere=False)
-        self._connection.execute(_UNDO_SEARCH, prepare=False)
-        # An error that no row has by itself: only log order can tell.
-        return _Found(events, written=False, everywhere=not events)
+                self._step(step)
+                return
+            apart = self._write_apart(step)
+            refused[number] = apart.refused
+            if apart.conflict:
+                rivals.update(rivals_of(made, step, apart.refused))
+
+        for number, step in enumerate(made.steps):
+            error = self._attempt(lambda number=number, step=step: write(number, step))  # type: ignore[misc]
+            if error is not None:
+                return None
+        culprits = {
+            event
+            for number, places in refused.items()
+            for event in events_of(made.steps[number], places)
+        }
+        if not culprits:  # an error that no row has by itself: only log order can tell
+            return None
+        events = related(batch, made, culprits | rivals)
+        written = wrote_none_of(made, refused, events) and self._stands(made)
+        return _Found(events, written)
 
     def _stands(self, made: Plan) -> bool:
         """Whether what was written also passes the constraints that could wait."""
         return not made.deferrable or self._attempt(self._make_immediate) is None
 
-    def _write_apart(self, step: Bulk) -> list[int]:
-        found: list[int] = []
+    def _write_apart(self, step: Bulk) -> Apart:
+        refused: list[int] = []
+        conflict = False
         for start in range(0, len(step.ids), ROWS_PER_STATEMENT):
             part = [column[start : start + ROWS_PER_STATEMENT] for column in step.columns]
-            found.extend(start + place for place in write_apart(self._connection, step.shape, part))
-        return found
+            apart = write_apart(self._connection, step.shape, part)
+            refused.extend(start + place for place in apart.refused)
+            conflict = conflict or apart.conflict
+        return Apart(refused, conflict)
 
     def _run(self, made: Plan) -> None:
         for step in made.steps:
@@ -217,7 +245,10 @@ class Writer:
             run = waiting.pop()
             followers.update(event for event in run if batch[event].key in failed_keys)
             run = [event for event in run if event not in followers]
-            error = self._attempt(lambda run=run: self._apply_events(batch, run))  # type: ignore[misc]
+            error = self._attempt(
+                lambda run=run: self._apply_events(batch, run),  # type: ignore[misc]
+                forgives=self._forgiver(batch, run),
+            )
             if error is None:
                 continue
             if len(run) > 1:
@@ -228,11 +259,25 @@ class Writer:
                 failed_keys.add(batch[run[0]].key)
         return Written(failed, frozenset(followers))
 
+    def _forgiver(self, batch: Sequence[Work], run: Sequence[int]) -> Callable[[Exception], bool]:
+        """Whose mistake SQL is that PostgreSQL does not understand.
+
+        The deployment's, as a rule. The event's own if the same statement was understood
+        before; a run that has SQL of the user's in it is cut smaller to find out.
+        """
+        statements = {
+            effect.sql
+            for event in run
+            for effect in batch[event].effects
+            if isinstance(effect, Execute)
+        }
+        if statements and (len(run) > 1 or statements <= self._understood):
+            return _is_data_or_sql
+        return _is_data
+
     def _apply_events(self, batch: Sequence[Work], events: Sequence[int]) -> None:
         effects = [effect for event in events for effect in batch[event].effects]
-        self._apply(effects)
-        if any(map(self._may_wait, effects)):
-            self._make_immediate()
+        self.apply_one(effects)
 
     def _may_wait(self, effect: Effect) -> bool:
         """Whether a constraint may wait until COMMIT with its complaint about the effect."""
@@ -251,6 +296,11 @@ class Writer:
             else:
                 with self._connection.cursor() as cursor, _quietly():
                     cursor.executemany(sql, arguments)
+            self._remember(sql)
+
+    def _remember(self, sql: str) -> None:
+        if len(self._understood) < MOST_REMEMBERED:
+            self._understood.add(sql)
 
     def _statement(self, effect: Effect) -> tuple[str, Any]:
         if isinstance(effect, Execute):
@@ -265,7 +315,13 @@ class Writer:
 
     # -- savepoints
 
-    def _attempt(self, act: Callable[[], None], *, quick: bool = False) -> Exception | None:
+    def _attempt(
+        self,
+        act: Callable[[], None],
+        *,
+        quick: bool = False,
+        forgives: Callable[[Exception], bool] | None = None,
+    ) -> Exception | None:
         """Do something in a savepoint: None, or the data error that undid it.
 
         Everything else is raised, with the transaction left as it is. ``quick``: savepoint and
@@ -277,12 +333,11 @@ class Writer:
                 act()
                 self._connection.execute("release savepoint sideline_writer")
         except Exception as error:
-            timeout = getattr(error, "sqlstate", None) == _STATEMENT_TIMEOUT
-            if kind_of(error) != "data" and not timeout:
+            if not (forgives or _is_data)(error) and not _is_timeout(error):
                 raise
             self._connection.execute(_UNDO, prepare=False)
             # Without a timeout of its own, a statement was cancelled by a person.
-            if timeout and not self._has_timeout():
+            if _is_timeout(error) and not self._has_timeout():
                 raise
             return error
         return None
@@ -338,6 +393,18 @@ def _quietly() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(_ABORTED)
+
+
+def _is_data(error: Exception) -> bool:
+    return kind_of(error) == "data"
+
+
+def _is_data_or_sql(error: Exception) -> bool:
+    return _is_data(error) or str(getattr(error, "sqlstate", "")).startswith("42")
+
+
+def _is_timeout(error: Exception) -> bool:
+    return getattr(error, "sqlstate", None) == "57014"
 
 
 def _doubted(made: Plan) -> set[int]:
