@@ -47,6 +47,8 @@ class Unique(NamedTuple):
 
     columns: frozenset[str]
     nulls_distinct: bool
+    deterministic: bool
+    """Equal means the same bytes: no collation of the index says otherwise."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -157,7 +159,9 @@ def _table(relation: Any, columns: Sequence[Any], uniques: Sequence[Any]) -> Tab
         sql=quote(relation.nspname, relation.relname),
         columns={row.attname: _column(row) for row in columns},
         uniques=tuple(
-            Unique(frozenset(row.columns), row.nulls_distinct) for row in uniques if row.arbiter
+            Unique(frozenset(row.columns), row.nulls_distinct, row.deterministic)
+            for row in uniques
+            if row.arbiter
         ),
         exclusive=tuple(frozenset(row.columns) for row in uniques if row.columns),
         parents=frozenset(relation.parents),
@@ -313,6 +317,10 @@ select
     where a.attrelid = i.indrelid and a.attnum = any (i.indkey[0:i.indnkeyatts - 1])
   ) as columns,
   not i.indnullsnotdistinct as nulls_distinct,
+  not exists (
+    select from pg_collation as l
+    where l.oid = any (i.indcollation) and not l.collisdeterministic
+  ) as deterministic,
   i.indimmediate and i.indisvalid and i.indpred is null and i.indexprs is null as arbiter
 from pg_index as i
 where i.indrelid = %s and i.indisunique

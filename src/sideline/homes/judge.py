@@ -46,9 +46,11 @@ def vouches(column: Column, values: Collection[Any]) -> bool:
             return False
         kinds.discard(_NONE)
         values = [value for value in values if value is not None]
+    if column.domain:  # it may have rules of its own, about NULL too
+        return False
     if not kinds:
-        return not column.domain
-    judge = _JUDGES.get(column.type) if not column.domain else None
+        return True
+    judge = _JUDGES.get(column.type)
     if judge is None:
         return column.category == "E" and kinds == {str} and column.labels.issuperset(values)
     return judge(column, values, kinds)

@@ -129,7 +129,7 @@ def _uniform(batch: Sequence[Work], events: Sequence[int], shapes: Shapes) -> Pl
     if alike is None or alike[0].table.in_log_order:
         return None
     shape, columns = alike
-    ids = _key_of_columns(shape, columns) if shape.table.unique_on(shape.key) else None
+    ids = _key_of_columns(shape, columns)
     places = None if ids is None else _last_places(shape, columns, ids)
     if ids is None or places is None:
         return None
@@ -180,6 +180,9 @@ def columns_of(shape: Shape, rows: Sequence[Row]) -> list[list[Any]]:
 
 def _key_of_columns(shape: Shape, columns: list[list[Any]]) -> Sequence[Hashable] | None:
     """Who is who among rows of one shape; None: it cannot be told from here."""
+    unique = shape.table.unique_on(shape.key)
+    if unique is None or not unique.deterministic:
+        return None
     found = [
         identities(column, values)
         for column, values in zip(shape.columns, columns, strict=True)
@@ -360,7 +363,7 @@ def _identities(table: Table, group: _Group) -> Sequence[Hashable] | None:
         return None
     (key,) = keys
     unique = table.unique_on(key)
-    if unique is None:
+    if unique is None or not unique.deterministic:
         return None
     names = sorted(key)
     columns = [
