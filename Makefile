@@ -75,7 +75,9 @@ $(VENV)/.dev: requirements/dev.txt $(SOURCES) $(BIN)/python
 # Python has gone is noticed.
 $(BIN)/python: ;
 
-# With the first environment's uv, if it has one.
+# With the first environment's uv, if it has one. Precious: make would delete the stamp as a
+# mere step on the way.
+.PRECIOUS: .venv-3.%/.dev
 .venv-3.%/.dev: requirements/dev.txt $(SOURCES)
 	@python=$$($(BIN)/python tools/interpreters.py 3.$*) && \
 		PATH="$(CURDIR)/$(BIN):$$PATH" "$$python" tools/environment.py .venv-3.$* $< && touch $@

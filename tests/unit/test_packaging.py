@@ -208,7 +208,11 @@ def test_addresses_outside_tests_are_known_ones():
         except UnicodeDecodeError:
             continue
         hosts = set(URL.findall(text)) - KNOWN_HOSTS
-        found += [f"{relative}: {host}" for host in sorted(hosts) if "{" not in host]
+        found += [
+            f"{relative}: {host}"
+            for host in sorted(hosts)
+            if not host.endswith(".example") and "{" not in host
+        ]
     assert found == []
 
 
@@ -341,16 +345,23 @@ def test_make_refuses_an_old_or_broken_python_with_the_next_step(make):
     assert "make PYTHON=" in done.stderr
 
 
-def test_finished_installation_is_not_repeated_and_an_interrupted_one_is(make, tmp_path):
-    """The stamp stands for a finished installation, and only for that (E2)."""
+@pytest.fixture
+def installed(tmp_path):
+    """Put a program in the place of the real installation that only notes its calls."""
     (tmp_path / "tools" / "environment.py").write_text(
         "import pathlib, sys\n"
-        "bin = pathlib.Path(sys.argv[1], 'bin')\n"
-        "bin.mkdir(parents=True, exist_ok=True)\n"
-        "(bin / 'python').touch()\n"
+        "python = pathlib.Path(sys.argv[1], 'bin', 'python')\n"
+        "python.parent.mkdir(parents=True, exist_ok=True)\n"
+        "python.write_text(f'#!/bin/sh\\necho {sys.executable}\\n')\n"
+        "python.chmod(0o755)\n"
         "with open('log', 'a') as log: log.write('installed\\n')\n"
         "sys.exit(pathlib.Path('fails').exists())\n"
     )
+    return lambda: (tmp_path / "log").read_text().count("installed")
+
+
+def test_finished_installation_is_not_repeated_and_an_interrupted_one_is(make, installed, tmp_path):
+    """The stamp stands for a finished installation, and only for that (E2)."""
     (tmp_path / "fails").touch()
     python = f"PYTHON={sys.executable}"
     assert make(".venv/.dev", python).returncode == 2
@@ -358,7 +369,15 @@ def test_finished_installation_is_not_repeated_and_an_interrupted_one_is(make, t
     for _ in range(3):
         done = make(".venv/.dev", ".venv/.stack", python)
         assert done.returncode == 0, done.stderr
-    assert (tmp_path / "log").read_text().count("installed") == 2
+    assert installed() == 2
     os.utime(tmp_path / "pyproject.toml")
     make(".venv/.dev", python)
-    assert (tmp_path / "log").read_text().count("installed") == 3
+    assert installed() == 3
+
+
+def test_environments_of_other_versions_are_kept_too(make, installed):
+    """The second `make test` installs nothing for any Python."""
+    for _ in range(2):
+        done = make(".venv/.dev", "test-3.12", f"PYTHON={sys.executable}")
+        assert done.returncode == 0, done.stderr
+    assert installed() == 2
