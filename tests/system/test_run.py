@@ -345,3 +345,37 @@ def test_a_worker_that_dies_costs_nothing(start, ready, kafka, topics, tmp_path)
 
     assert Path(once).exists()
     assert faults(applied(ready.database), sent) == []
+
+
+def test_a_stopped_pipeline_leaves_nothing_in_the_session(start, ready, kafka, topics, tmp_path):
+    """Workers of a session that lives on are torn down; no connection of the run is left (E1)."""
+    topic = topics(partitions=4)
+    publish(kafka, topic, numbered(200))
+    notes = str(tmp_path)
+    pipeline = recorder("guest", topic)
+
+    @pipeline.setup
+    def begin():
+        with open(f"{notes}/begun-{os.getpid()}", "w"):  # noqa: PTH123
+            return os.getpid()
+
+    @pipeline.teardown
+    def end(pid):
+        with open(f"{notes}/ended-{pid}", "w"):  # noqa: PTH123
+            pass
+
+    running = start(pipeline)
+    wait_for(lambda: len(applied(ready.database)) == 200, what="200 events", within_seconds=60)
+    running.stop()
+    assert running.wait(60)
+
+    begun = {file.name.removeprefix("begun-") for file in tmp_path.glob("begun-*")}
+    ended = {file.name.removeprefix("ended-") for file in tmp_path.glob("ended-*")}
+    assert begun
+    assert ended == begun
+    sessions = """
+        select application_name
+        from pg_stat_activity
+        where datname = current_database() and application_name like 'sideline%%'
+    """
+    wait_for(lambda: query(ready.database, sessions) == [], what="the end of all sessions")

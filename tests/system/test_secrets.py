@@ -7,7 +7,7 @@ from pathlib import Path
 from psycopg import conninfo
 
 from sideline import Pipeline, Postgres
-from sideline.engine.running import ship
+from sideline.engine.jobs import ship
 from tests.support.pipelines import numbered, publish, query, write_app
 from tests.support.waiting import wait_for
 

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import tempfile
 import threading
-import uuid
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from pyspark import cloudpickle
 
 from sideline import settings as settings_module
 from sideline.engine import session
-from sideline.engine.driver import Driver, Options, Runner
-from sideline.engine.lease import Lease, Report
+from sideline.engine.driver import Driver, Options
+from sideline.engine.jobs import Jobs
 from sideline.engine.room import Guest
-from sideline.engine.task import Task
 from sideline.errors import ConfigurationError, NotFoundError
 from sideline.homes.writer import Writer
 from sideline.ledger.place import Place
-from sideline.loading import module_of
 from sideline.sinks import Postgres
 from sideline.topics.admin import Cluster
 
@@ -43,11 +37,18 @@ class Running:
     """A pipeline at work in the background of this process."""
 
     def __init__(
-        self, driver: Driver, spark: SparkSession, guest: Guest, *, own_session: bool
+        self,
+        driver: Driver,
+        spark: SparkSession,
+        guest: Guest,
+        jobs: Jobs,
+        *,
+        own_session: bool,
     ) -> None:
         self.driver = driver
         self._spark = spark
         self._guest = guest
+        self._jobs = jobs
         self._own_session = own_session
         self._error: BaseException | None = None
         self._secrets: Path | None = None
@@ -87,7 +88,7 @@ class Running:
             spark = spark or session.build(width, master=master, name=f"sideline {pipeline.name}")
             session.check(spark)
             place.ask(partial(_check_effects, pipeline))
-            run_round = _runner(spark, pipeline)
+            jobs = Jobs(spark, pipeline)
             guest = Guest(spark, width)
         except BaseException:
             place.close()
@@ -102,8 +103,8 @@ class Running:
             secrets=str(secrets),
             start_given=start is not None,
         )
-        driver = Driver(pipeline, place, cluster, run_round, options)
-        running = cls(driver, spark, guest, own_session=own)
+        driver = Driver(pipeline, place, cluster, jobs, options)
+        running = cls(driver, spark, guest, jobs, own_session=own)
         running._secrets = secrets
         running._thread.start()
         return running
@@ -162,6 +163,8 @@ class Running:
                 self._secrets.parent.rmdir()
             if self._own_session:
                 self._spark.stop()
+            else:
+                self._jobs.end()
 
 
 def _check_effects(pipeline: Pipeline, connection: Connection) -> None:
@@ -199,40 +202,3 @@ def _write_secrets(database: str, kafka: dict[str, Any]) -> Path:
     with os.fdopen(handle, "wb") as file:
         file.write(orjson.dumps({"database": database, "kafka": kafka}))
     return path
-
-
-def ship(pipeline: Pipeline) -> bytes:
-    """The pipeline as the workers get it: with its module's code, without its secrets."""
-    module = module_of(pipeline)
-    by_value = module is not None and module.__name__ != "__main__" and _is_users(module)
-    if module is not None and by_value:
-        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
-    try:
-        return bytes(cloudpickle.dumps(pipeline))  # type: ignore[no-untyped-call]
-    # Whatever stands in the way of pickling: a lock, a connection, an open file.
-    except Exception as error:
-        message = f"pipeline {pipeline.name!r} cannot be sent to Spark's workers: {error}"
-        hint = f"Open what the handler needs in a function with @{pipeline.name}.setup."
-        raise ConfigurationError(message, hint=hint) from error
-    finally:
-        if module is not None and by_value:
-            cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
-
-
-def _is_users(module: ModuleType) -> bool:
-    # What is installed on this machine is installed on the workers.
-    return "site-packages" not in (getattr(module, "__file__", None) or "")
-
-
-def _runner(spark: SparkSession, pipeline: Pipeline) -> Runner:
-    """One Spark job a round; the pipeline is shipped once."""
-    context = spark.sparkContext
-    shipped = context.broadcast(ship(pipeline))
-    task = Task(uuid.uuid4().hex, shipped, tuple(sys.path))
-
-    def run(leases: list[Lease]) -> list[Report]:
-        texts = [orjson.dumps(lease.as_dict()).decode() for lease in leases]
-        results = context.parallelize(texts, len(texts)).mapPartitions(task).collect()
-        return [Report.from_dict(orjson.loads(text)) for text in results]
-
-    return run

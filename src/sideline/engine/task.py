@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from pyspark import Broadcast, TaskContext, cloudpickle
 
 from sideline.engine.lease import Lease
 from sideline.engine.worker import Access, Worker
+
+FAREWELL_SECONDS = 0.1
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +57,22 @@ class Task:
         return worker
 
 
+class Farewell:
+    """Ends what a run left in a worker process, wherever it happens to find one."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+
+    def __call__(self, items: Iterable[int]) -> Iterator[int]:
+        """Close the run's worker, if it is in this process."""
+        worker = _workers.pop(self.run, None)
+        if worker is not None:
+            _close(worker)
+        # Long enough that every slot has to use a process of its own.
+        time.sleep(FAREWELL_SECONDS)
+        yield from items
+
+
 def access(secrets: str | None) -> Access:
     """Addresses and passwords: from the run's private file, else from this host's settings."""
     if secrets is not None and Path(secrets).exists():
@@ -80,8 +99,12 @@ def _begin_process() -> None:
 
 def _end_process(_number: int, _frame: object) -> None:
     for worker in _workers.values():
-        try:
-            worker.close()
-        except Exception:
-            log.exception("teardown failed")
+        _close(worker)
     os._exit(0)
+
+
+def _close(worker: Worker) -> None:
+    try:
+        worker.close()
+    except Exception:
+        log.exception("teardown failed")

@@ -1,0 +1,84 @@
+"""The Spark jobs of one run: one for each round, and a last one that ends its workers."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import uuid
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import orjson
+from pyspark import cloudpickle
+
+from sideline.engine.lease import Lease, Report
+from sideline.engine.task import Farewell, Task
+from sideline.errors import ConfigurationError
+from sideline.loading import module_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sideline.pipeline import Pipeline
+
+# Other pipelines of the session may hold all slots for the time of a lease.
+FAREWELL_SECONDS = 15.0
+
+log = logging.getLogger(__name__)
+
+
+class Jobs:
+    """Runs rounds on Spark; the pipeline is shipped once."""
+
+    def __init__(self, spark: SparkSession, pipeline: Pipeline) -> None:
+        self._context = spark.sparkContext
+        self._run = uuid.uuid4().hex
+        self._shipped = self._context.broadcast(ship(pipeline))
+        self._task = Task(self._run, self._shipped, tuple(sys.path))
+
+    def __call__(self, leases: list[Lease]) -> list[Report]:
+        """One round: a task a lease, a report a task."""
+        texts = [orjson.dumps(lease.as_dict()).decode() for lease in leases]
+        results = self._context.parallelize(texts, len(texts)).mapPartitions(self._task).collect()
+        return [Report.from_dict(orjson.loads(text)) for text in results]
+
+    def end(self) -> None:
+        """Tear down what the run left in the workers of a session that lives on."""
+        last = threading.Thread(target=self._end, name="sideline-farewell", daemon=True)
+        last.start()
+        last.join(FAREWELL_SECONDS)
+
+    def _end(self) -> None:
+        count = self._context.defaultParallelism
+        try:
+            self._context.parallelize(range(count), count).mapPartitions(
+                Farewell(self._run)
+            ).collect()
+            self._shipped.destroy()
+        # The session may be gone by now, and everything of ours with it.
+        except Exception as error:  # noqa: BLE001
+            log.debug("the workers were not told to end: %s", error)
+
+
+def ship(pipeline: Pipeline) -> bytes:
+    """The pipeline as the workers get it: with its module's code, without its secrets."""
+    module = module_of(pipeline)
+    by_value = module is not None and module.__name__ != "__main__" and _is_users(module)
+    if module is not None and by_value:
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    try:
+        return bytes(cloudpickle.dumps(pipeline))  # type: ignore[no-untyped-call]
+    # Whatever stands in the way of pickling: a lock, a connection, an open file.
+    except Exception as error:
+        message = f"pipeline {pipeline.name!r} cannot be sent to Spark's workers: {error}"
+        hint = f"Open what the handler needs in a function with @{pipeline.name}.setup."
+        raise ConfigurationError(message, hint=hint) from error
+    finally:
+        if module is not None and by_value:
+            cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
+
+
+def _is_users(module: ModuleType) -> bool:
+    # What is installed on this machine is installed on the workers.
+    return "site-packages" not in (getattr(module, "__file__", None) or "")
