@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # What an environment is made of; a change of any of these installs again.
 SOURCES := pyproject.toml requirements/uv.txt tools/environment.py
-TESTS := tests/unit tests/contract tests/system tests/crash
+TESTS := $(wildcard tests/unit tests/contract tests/system tests/crash)
 
 # The first Python that runs, is new enough and can make environments. A pyenv shim may stand for
 # a version that is not active, so each candidate is tried.

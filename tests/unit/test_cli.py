@@ -314,3 +314,37 @@ def test_config_show_reports_a_broken_file(command, tmp_path):
     code, out, err = command("config", "show")
     assert (code, out) == (2, "")
     assert "did you mean 'kafka'?" in err
+
+
+def walk(command: click.Command, path: str) -> list[tuple[str, click.Command]]:
+    found = [(path, command)]
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            found += walk(inner, f"{path} {name}")
+    return found
+
+
+def test_every_command_and_option_says_what_it_does():
+    """Nobody has to read the source to use an option (E1)."""
+    silent = []
+    for path, command in walk(main.cli, "sideline"):
+        if not command.help:
+            silent.append(path)
+        silent += [
+            f"{path} {option.opts[0]}"
+            for option in command.params
+            if isinstance(option, click.Option) and not option.help
+        ]
+    assert silent == []
+
+
+def test_every_command_that_prints_data_can_print_json():
+    """`--json` is everywhere where a program might read the answer (E1)."""
+    without = {"sideline completion"}
+    for path, command in walk(main.cli, "sideline"):
+        if isinstance(command, click.Group) or path in without:
+            continue
+        assert "--json" in {name for each in command.params for name in each.opts}, path

@@ -37,8 +37,12 @@ NEXT = "try it yourself: sideline stack up, then docs/first-pipeline.md"
 
 
 @click.command()
-@click.option("--users", type=click.IntRange(20), default=USERS, show_default=True)
-@click.option("--events", type=click.IntRange(60), default=EVENTS, show_default=True)
+@click.option(
+    "--users", type=click.IntRange(20), default=USERS, show_default=True, help="How many sign up."
+)
+@click.option(
+    "--events", type=click.IntRange(60), default=EVENTS, show_default=True, help="How many happen."
+)
 @click.option(
     "--directory",
     type=click.Path(file_okay=False, path_type=Path),
