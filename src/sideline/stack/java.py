@@ -133,22 +133,27 @@ def _bundled(passed_over: list[str]) -> Java:
 
 def _wrapped(home: Path) -> Path:
     """A Java home in the cache whose ``bin/java`` starts the one in ``home``; made once."""
-    script = _WRAPPER.format(java=shlex.quote(str(home / "bin" / "java")))
+    files = {"bin/java": _WRAPPER.format(java=shlex.quote(str(home / "bin" / "java")))}
+    if (home / "release").is_file():
+        # Whoever gets the wrapper as JAVA_HOME knows its version without starting it.
+        files["release"] = (home / "release").read_text(errors="replace")
     # Named after its content, so what is there is right, or it is not there.
-    wrapper = cache_directory() / "java" / hashlib.sha256(script.encode()).hexdigest()[:16]
+    name = hashlib.sha256(repr(files).encode()).hexdigest()[:16]
+    wrapper = cache_directory() / "java" / name
     if not (wrapper / "bin" / "java").exists():
         with explained("write to", wrapper.parent, way=CACHE_VARIABLE):
-            _make_wrapper(wrapper, script)
+            _make_wrapper(wrapper, files)
     return wrapper
 
 
-def _make_wrapper(wrapper: Path, script: str) -> None:
+def _make_wrapper(wrapper: Path, files: Mapping[str, str]) -> None:
     """Build beside, then rename: another process never sees half of it."""
     wrapper.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=wrapper.parent, prefix="new-"))
     try:
         (fresh / "bin").mkdir()
-        (fresh / "bin" / "java").write_text(script)
+        for name, text in files.items():
+            (fresh / name).write_text(text)
         (fresh / "bin" / "java").chmod(0o755)
         fresh.chmod(0o755)
         fresh.rename(wrapper)
