@@ -39,6 +39,7 @@ ID = UUID("6f1e6a1c-8f3e-4c4e-9c0a-2f6f0b6f7c11")
         (column("money"), [], [1, "1"]),
         (column("", category="E", labels=frozenset({"red"})), ["red"], ["blue", 1]),
         (column("int4", domain=True), [], [1, None]),
+        (column("", category="E", domain=True, labels=frozenset({"red"})), [], ["red"]),
     ],
 )
 def test_verdicts(described, good, bad):

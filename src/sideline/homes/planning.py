@@ -153,23 +153,24 @@ def _without_doubtful(shape: Shape, columns: list[list[Any]], touch: Touch) -> P
 def _alike(batch: Sequence[Work], shapes: Shapes) -> tuple[Shape, list[list[Any]]] | None:
     """The one shape of all effects and their columns of values, if there is but one."""
     try:
-        effects = [effect for _, (effect,) in batch]
-        if set(map(type, effects)) != {Upsert}:
+        effects: list[Any] = [effect for (effect,) in [work[1] for work in batch]]
+        table, _, key, version = effects[0]
+        # By index: half the price of a name.
+        rows = [
+            effect[1]
+            for effect in effects
+            if type(effect) is Upsert
+            and effect[0] == table
+            and effect[2] == key
+            and effect[3] == version
+        ]
+        if len(rows) < len(batch) or len(set(map(len, rows))) > 1:
             return None
-        if any(len({effect[part] for effect in effects}) > 1 for part in _PARTS):
-            return None
-        rows: list[Row] = [effect[1] for effect in effects]  # type: ignore[misc]
-        if len(set(map(len, rows))) > 1:
-            return None
-        shape = shapes.of(effects[0])  # type: ignore[arg-type]  # an Upsert
+        shape = shapes.of(effects[0])
         # As many columns, and each of these: then they are the same.
         return shape, columns_of(shape, rows)
     except Exception:  # noqa: BLE001 - whatever it is, the long way finds whose it is
         return None
-
-
-# Of an Upsert: the table, the key, the version.
-_PARTS = (0, 2, 3)
 
 
 def columns_of(shape: Shape, rows: Sequence[Row]) -> list[list[Any]]:
