@@ -82,7 +82,7 @@ def effects_of(result: Any, allowed: tuple[type, ...]) -> tuple[Effect, ...]:  #
     if result is None:
         return NOTHING
     if isinstance(result, allowed):
-        return (result,)
+        return (result,)  # type: ignore[return-value]  # a cast would be a call an event
     # Text and mappings are iterable too, and certainly a mistake; so is an effect of another sink.
     if isinstance(result, str | bytes | dict | tuple) and not _plain_tuple(result):
         raise TypeError(_misfit(result, allowed))

@@ -138,7 +138,9 @@ class Catalogue:
     def _find(self, name: str) -> Table:
         parts = parse_table(name)
         with self._connection.cursor(row_factory=namedtuple_row) as cursor:
-            relation = cursor.execute(_RELATION, (quote(*parts).replace("%%", "%"),)).fetchone()
+            relation: Any = cursor.execute(
+                _RELATION, (quote(*parts).replace("%%", "%"),)
+            ).fetchone()
             if relation is None:
                 text = f"table {name} does not exist"
                 raise self._missing(name, None, errors.UndefinedTable(text))

@@ -191,7 +191,7 @@ def _key_of_columns(shape: Shape, columns: list[list[Any]]) -> Sequence[Hashable
     ]
     if any(values is None for values in found):
         return None
-    return found[0] if len(found) == 1 else list(zip(*found, strict=True))  # type: ignore[arg-type]
+    return found[0] if len(found) == 1 else list(zip(*found, strict=True))
 
 
 def _last_places(
@@ -203,7 +203,7 @@ def _last_places(
     place = next(
         place for place, column in enumerate(shape.columns) if column.name == shape.version
     )
-    versions = [ordered_as(shape.columns[place], value) for value in columns[place]]
+    versions: list[Any] = [ordered_as(shape.columns[place], value) for value in columns[place]]
     if None in versions:
         return None
     # Stable: of equal versions the later one comes last.
@@ -375,7 +375,7 @@ def _identities(table: Table, group: _Group) -> Sequence[Hashable] | None:
         return None
     if len(columns) == 1:
         return columns[0]
-    return list(zip(*columns, strict=True))  # type: ignore[arg-type]  # none is None
+    return list(zip(*columns, strict=True))
 
 
 class _Nobody:
