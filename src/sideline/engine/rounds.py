@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping
 from sideline.engine.lease import Lease, Partition, Share
 
 LEASE_SECONDS = 2.0
+BUSY_LEASE_SECONDS = 6.0
+# Offsets to go: seconds of work for a pipeline that does nothing slow.
+FAR_BEHIND = 300_000
 # With nothing to do, a round is only a way to notice that there is something to do.
 IDLE_LEASE_SECONDS = 10.0
 
@@ -82,10 +85,14 @@ def pack(states: Iterable[State], slots: int, before: Mapping[Partition, int]) -
 
 def lease_seconds(states: Iterable[State], *, concurrency: int = 1) -> float:
     """Short while there is work, long while there is none."""
-    if any(state.lag > 0 for state in states):
-        # At the end of a lease the results behind an unfinished one are dropped.
-        return LEASE_SECONDS if concurrency == 1 else LEASE_SECONDS * 5
-    return IDLE_LEASE_SECONDS
+    lag = sum(state.lag for state in states)
+    if not lag:
+        return IDLE_LEASE_SECONDS
+    # At the end of a lease what was read ahead is dropped, and so are the results behind an
+    # unfinished one.
+    if lag > FAR_BEHIND or concurrency > 1:
+        return BUSY_LEASE_SECONDS
+    return LEASE_SECONDS
 
 
 def leases(  # noqa: PLR0913 - what a lease says, by keyword
