@@ -17,14 +17,15 @@ P0, P1 = Partition("t", 0), Partition("t", 1)
 class Message:
     """As librdkafka hands it over."""
 
-    def __init__(self, partition, offset, error=None):
+    def __init__(self, partition, offset, error=None, topic="t"):
         self._partition, self._offset, self._error = partition, offset, error
+        self._topic = topic
 
     def error(self):
         return self._error
 
     def topic(self):
-        return "t"
+        return self._topic
 
     def partition(self):
         return self._partition
@@ -186,6 +187,19 @@ def test_an_event_that_came_already_is_not_taken_twice(reader):
     reader.aim(P0, 0)
     deliver(reader, Message(0, 0), Message(0, 1), Message(0, 0), Message(0, 1), Message(0, 2))
     assert offsets(reader, P0) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("dropped", [True, False])
+def test_events_of_two_topics_are_told_apart(reader, dropped):
+    """Partition 0 of one topic is not partition 0 of the other, also when that was dropped."""
+    other = Partition("u", 0)
+    reader.aim(P0, 0)
+    reader.aim(other, 0)
+    if dropped:
+        reader.drop(other)
+    deliver(reader, Message(0, 0), Message(0, 0, topic="u"), Message(0, 7, topic="u"))
+    assert offsets(reader, P0) == [0]
+    assert offsets(reader, other) == ([] if dropped else [0, 7])
 
 
 # Errors among events

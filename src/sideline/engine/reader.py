@@ -102,6 +102,7 @@ class Reader:
     def __init__(self, properties: dict[str, Any]) -> None:
         self._consumer = Consumer({**properties, **CONSUMER})
         self._spans: dict[Partition, Span] = {}
+        self._topics: set[str] = set()
         self.delivery: Delivery = ALONE
         self.fault: KafkaError | None = None
         """The last error that Kafka answered with and that may pass by itself."""
@@ -110,6 +111,7 @@ class Reader:
         """Read a partition from ``offset`` on; before a take this is a guess and nothing more."""
         self.drop(partition)
         self._spans[partition] = Span(offset)
+        self._topics.add(partition.topic)
         self._consumer.incremental_assign(
             [TopicPartition(partition.topic, partition.number, offset)]
         )
@@ -185,7 +187,9 @@ class Reader:
     def _route(self, messages: list[Message]) -> int:
         spans = self._spans
         delivery = self.delivery
-        several = len({partition.topic for partition in spans}) > 1
+        # All that were ever read, not only those that still are: a message of the one must never
+        # be taken for one of the other.
+        several = len(self._topics) > 1
         span = _NOWHERE
         topic: str | None = None
         number: int | None = None
