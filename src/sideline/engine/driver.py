@@ -283,6 +283,7 @@ class Driver:
         if job.error is not None:
             self._crashed(job)
             return
+        self.troubles.pop("spark", None)
         moved = False
         for report in job.reports:
             moved |= any(part.consumed for part in report.partitions)
@@ -338,16 +339,14 @@ class Driver:
         try:
             self._refresh()
             self._beat(now)
-            self.troubles.pop("database", None)
-        except (DatabaseUnreachableError, psycopg.OperationalError) as error:
-            self.troubles["database"] = str(error)
-            return
-        try:
-            self._show_group(now)
             if now > self._topics_at + TOPIC_CHECK_SECONDS:
                 self._topics_at = now
                 self._watch_topics()
+            self.troubles.pop("database", None)
+            self._show_group(now)
             self.troubles.pop("kafka", None)
+        except (DatabaseUnreachableError, psycopg.OperationalError) as error:
+            self.troubles["database"] = str(error)
         except (KafkaUnreachableError, KafkaException) as error:
             self.troubles["kafka"] = str(error)
 
