@@ -32,7 +32,6 @@ from sideline.errors import (
     RefusedError,
     SidelineError,
 )
-from sideline.ledger import schema
 from sideline.ledger.place import PartitionRow, Place
 
 if TYPE_CHECKING:
@@ -153,7 +152,6 @@ class Driver:
     # Beginning
 
     def _begin(self) -> None:
-        self._place.ask(schema.ensure)
         if self._options.start_given and self._place.rows():
             message = (
                 f"pipeline {self._pipeline.name!r} has progress already; --from is for new ones."

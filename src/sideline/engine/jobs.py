@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 
 class Jobs:
-    """Runs rounds on Spark; the pipeline is shipped once."""
+    """Runs rounds on Spark; ``code`` is the pipeline, shipped once."""
 
-    def __init__(self, spark: SparkSession, pipeline: Pipeline) -> None:
+    def __init__(self, spark: SparkSession, code: bytes) -> None:
         self._context = spark.sparkContext
         self._run = uuid.uuid4().hex
-        self._shipped = self._context.broadcast(ship(pipeline))
+        self._shipped = self._context.broadcast(code)
         self._task = Task(self._run, self._shipped, tuple(sys.path))
 
     def __call__(self, leases: list[Lease]) -> list[Report]:

@@ -15,10 +15,11 @@ import orjson
 from sideline import settings as settings_module
 from sideline.engine import session
 from sideline.engine.driver import Driver, Options
-from sideline.engine.jobs import Jobs
+from sideline.engine.jobs import Jobs, ship
 from sideline.engine.room import Guest
 from sideline.errors import ConfigurationError, NotFoundError
 from sideline.homes.writer import Writer
+from sideline.ledger import schema
 from sideline.ledger.place import Place
 from sideline.sinks import Postgres
 from sideline.topics.admin import Cluster
@@ -84,11 +85,14 @@ class Running:
             cluster = Cluster(kafka)
             count = _partitions(pipeline, cluster, wait=wait_for_topics)
             width = slots or max(1, min(os.cpu_count() or 1, count or 1))
+            # What can be refused without Spark is refused before it is started.
+            code = ship(pipeline)
+            place.ask(partial(_check_effects, pipeline))
+            place.ask(schema.ensure)
             own = spark is None
             spark = spark or session.build(width, master=master, name=f"sideline {pipeline.name}")
             session.check(spark)
-            place.ask(partial(_check_effects, pipeline))
-            jobs = Jobs(spark, pipeline)
+            jobs = Jobs(spark, code)
             guest = Guest(spark, width)
         except BaseException:
             place.close()

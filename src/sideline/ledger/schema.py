@@ -86,7 +86,13 @@ def script(*, since: int = 0, grant_to: str | None = None) -> str:
 
 def ensure(connection: Connection) -> None:
     """Make the tables in a database that has none; refuse a schema of another version."""
-    have = version(connection)
+    try:
+        have = version(connection)
+    except psycopg.errors.InsufficientPrivilege as error:
+        connection.rollback()
+        message = f"this role may not use sideline's tables: {error.diag.message_primary}."
+        hint = f"As their owner: sideline migrate --grant-to {connection.info.user}"
+        raise RefusedError(message, hint=hint) from error
     if have == newest():
         connection.rollback()
         return
