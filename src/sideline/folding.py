@@ -6,27 +6,18 @@ A slice writes each row once where that gives what writing every event would hav
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 Row = Mapping[str, Any]
 Newer = Callable[[Row, Row], "bool | None"]
 """(standing, coming): whether the coming row replaces the standing one; None: cannot be told."""
 
 
-class Change(NamedTuple):
-    """One step of one row: deleted, written, or deleted and then written."""
-
-    delete: bool
-    row: Row | None
-
-
+Change = tuple[bool, "Row | None"]
+"""One step of one row: whether it is deleted, and what is (then) written. A plain tuple: there
+are as many as events."""
 Layer = dict[Hashable, Change]
 """At most one change of each row: what one statement can do."""
-
-
-def always(_standing: Row, _coming: Row) -> bool:
-    """Without a version the later one wins."""
-    return True
 
 
 def fold(rows: Sequence[Row | None], newer: Newer | None) -> list[Change]:
@@ -39,9 +30,9 @@ def fold(rows: Sequence[Row | None], newer: Newer | None) -> list[Change]:
     changes: list[Change] = []
     for row in rows:
         if row is None:
-            changes = [Change(delete=True, row=None)]
+            changes = [(True, None)]
         elif not changes:
-            changes = [Change(delete=False, row=row)]
+            changes = [(False, row)]
         else:
             _add(changes, row, newer)
     return changes
@@ -50,20 +41,20 @@ def fold(rows: Sequence[Row | None], newer: Newer | None) -> list[Change]:
 def _add(changes: list[Change], row: Row, newer: Newer | None) -> None:
     delete, standing = changes[-1]
     if standing is None:
-        changes[-1] = Change(delete, row)
+        changes[-1] = (delete, row)
     elif newer is None:
-        changes[-1] = Change(delete, {**standing, **row})
+        changes[-1] = (delete, {**standing, **row})
     else:
         replaces = newer(standing, row) if standing.keys() == row.keys() else None
         if replaces is None:
-            changes.append(Change(delete=False, row=row))
+            changes.append((False, row))
         elif replaces:
-            changes[-1] = Change(delete, row)
+            changes[-1] = (delete, row)
 
 
 def unfolded(rows: Sequence[Row | None]) -> list[Change]:
     """Every change by itself."""
-    return [Change(row is None, row) for row in rows]
+    return [(row is None, row) for row in rows]
 
 
 def layers(
@@ -79,6 +70,8 @@ def layers(
     their positions) may be left out or merged; the others all reach the database, where an
     error that a later row would have hidden is found.
     """
+    if len(set(keys)) == len(keys):
+        return [dict(zip(keys, unfolded(rows), strict=True))]
     positions: dict[Hashable, list[int]] = {}
     for position, key in enumerate(keys):
         positions.setdefault(key, []).append(position)

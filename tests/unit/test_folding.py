@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sideline.folding import Change, fold, in_key_order, layers, unfolded
+from sideline.folding import fold, in_key_order, layers, unfolded
 
 
 def newer(standing, coming):
@@ -35,30 +35,28 @@ def apply(changes, row, *, guarded):
 
 def test_last_one_wins():
     """The later write of a row replaces the earlier one (C1)."""
-    assert fold([{"a": 1}, {"a": 2}], None) == [Change(delete=False, row={"a": 2})]
+    assert fold([{"a": 1}, {"a": 2}], None) == [(False, {"a": 2})]
 
 
 def test_partial_rows_merge():
     """Columns that the later row does not name stay."""
-    assert fold([{"a": 1, "b": 1}, {"b": 2, "c": 2}], None) == [
-        Change(delete=False, row={"a": 1, "b": 2, "c": 2})
-    ]
+    assert fold([{"a": 1, "b": 1}, {"b": 2, "c": 2}], None) == [(False, {"a": 1, "b": 2, "c": 2})]
 
 
 def test_a_delete_in_between_resets_what_is_not_named_afterwards():
     """Upsert, delete, upsert ends as the last one says, without leftovers of the first."""
-    assert fold([{"a": 1, "b": 1}, None, {"b": 2}], None) == [Change(delete=True, row={"b": 2})]
+    assert fold([{"a": 1, "b": 1}, None, {"b": 2}], None) == [(True, {"b": 2})]
 
 
 def test_a_delete_at_the_end_is_all_that_remains():
     """Upserts before a delete leave nothing."""
-    assert fold([{"a": 1}, {"a": 2}, None], None) == [Change(delete=True, row=None)]
+    assert fold([{"a": 1}, {"a": 2}, None], None) == [(True, None)]
 
 
 def test_highest_version_wins_and_the_later_of_equal_ones():
     """An older event never replaces a newer row inside a slice (F10)."""
     rows = [{"v": 2, "n": "b"}, {"v": 1, "n": "a"}, {"v": 2, "n": "c"}, {"v": None, "n": "d"}]
-    assert fold(rows, newer) == [Change(delete=False, row={"v": 2, "n": "c"})]
+    assert fold(rows, newer) == [(False, {"v": 2, "n": "c"})]
 
 
 def test_versioned_rows_of_different_columns_stay_apart():
@@ -77,8 +75,8 @@ def test_rows_nobody_vouches_for_are_all_written():
     """An error that a later row would hide reaches the database (K9)."""
     rows = [{"a": "too long"}, {"a": "ok"}]
     assert layers([1, 1], rows, vouched=lambda places: False, newer=None) == [
-        {1: Change(delete=False, row=rows[0])},
-        {1: Change(delete=False, row=rows[1])},
+        {1: (False, rows[0])},
+        {1: (False, rows[1])},
     ]
 
 
@@ -91,7 +89,7 @@ def test_a_row_stands_once_in_a_layer():
 
 def test_key_order_does_without_an_order():
     """Keys that do not compare stay as they came."""
-    layer = {"a": Change(delete=True, row=None), 1: Change(delete=True, row=None)}
+    layer = {"a": (True, None), 1: (True, None)}
     assert in_key_order(layer) == layer
     assert list(in_key_order({2: layer[1], 1: layer[1]})) == [1, 2]
 

@@ -19,7 +19,7 @@ ID = UUID("6f1e6a1c-8f3e-4c4e-9c0a-2f6f0b6f7c11")
 @pytest.mark.parametrize(
     ("described", "good", "bad"),
     [
-        (column("int2"), [1, -32768], [32768, "1", True, 1.0]),
+        (column("int2"), [1, -32768, "12"], [32768, "32768", "01", " 1", True, 1.0]),
         (column("int4"), [2**31 - 1], [2**31, 2**40]),
         (column("int8"), [2**63 - 1], [2**63]),
         (column("text"), ["", "Zoë", "x" * 5000], ["nul\0", "\ud800", 1, b"x"]),

@@ -58,7 +58,13 @@ def vouches(column: Column, values: Collection[Any]) -> bool:
 
 def _integers(column: Column, values: Collection[Any], kinds: set[type]) -> bool:
     low, high = _RANGES[column.type]
-    return kinds == {int} and low <= min(values) and max(values) <= high
+    if kinds == {str}:
+        if not all(map(_INTEGER.fullmatch, values)):
+            return False
+        values = list(map(int, values))
+    elif kinds != {int}:
+        return False
+    return low <= min(values) and max(values) <= high
 
 
 def _texts(column: Column, values: Collection[Any], kinds: set[type]) -> bool:
@@ -191,7 +197,7 @@ _JUDGES: dict[str, Callable[[Column, Collection[Any], set[type]], bool]] = {
 }
 
 
-def identities(  # noqa: C901, PLR0911 - a table of types
+def identities(  # noqa: C901, PLR0911, PLR0912 - a table of types
     column: Column, values: Sequence[Any]
 ) -> Sequence[Hashable] | None:
     """Values that are equal where, and only where, PostgreSQL finds these equal.
@@ -204,10 +210,14 @@ def identities(  # noqa: C901, PLR0911 - a table of types
     match column.type:
         case "int2" | "int4" | "int8" if kinds == {int}:
             return values
-        case "int2" | "int4" | "int8" if kinds <= {int, str}:
+        case "int2" | "int4" | "int8" if kinds == {str} and all(map(_INTEGER.fullmatch, values)):
+            return list(map(int, values))
+        case "int2" | "int4" | "int8" if kinds == {int, str}:
             return _all_or_none([_integer(value) for value in values])
         case "text" | "varchar" if kinds == {str} and _is_plain_text(column, values):
             return values
+        case "uuid" if kinds == {str} and all(map(_UUID.fullmatch, values)):
+            return list(map(str.lower, values))
         case "uuid" if kinds <= {UUID, str}:
             return _all_or_none([_uuid(value) for value in values])
         case "bool" if kinds == {bool}:

@@ -63,11 +63,23 @@ class Shapes:
             key, version = None, None
         if not isinstance(effect.row, dict | Mapping) or not effect.row:
             raise ValueError(f"an effect on table {effect.table} needs a row: columns and values")
-        name = (kind, effect.table, key, version, *effect.row)
+        name = (kind, effect.table, (key, version) if kind is Upsert else (), tuple(effect.row))
         shape = self._seen.get(name)
         if shape is None:
             shape = self._seen[name] = self._find(effect, key, version)
         return shape
+
+    def known(self, effects: Sequence[Any]) -> list[Shape] | None:
+        """The shapes of many effects; None: one of them is new, or no effect on a row."""
+        seen = self._seen
+        try:
+            if set(map(type, [effect[1] for effect in effects])) != {dict}:
+                return None
+            return [
+                seen[type(effect), effect[0], effect[2:], tuple(effect[1])] for effect in effects
+            ]
+        except (KeyError, TypeError, IndexError):
+            return None
 
     def _find(
         self, effect: RowEffect, key: str | tuple[str, ...] | None, version: str | None

@@ -14,9 +14,12 @@ import psycopg
 from sideline.classify import kind_of
 from sideline.effects import Delete, Effect, Execute, Insert, Upsert
 from sideline.errors import ConfigurationError
+from sideline.homes.alike import doubtful
 from sideline.homes.catalogue import Catalogue, UnknownNameError
+from sideline.homes.kinship import events_of, related, rivals_of, wrote_none_of
 from sideline.homes.names import quote
-from sideline.homes.planning import (
+from sideline.homes.planning import plan
+from sideline.homes.plans import (
     MOST_SUSPECTS,
     ROWS_PER_STATEMENT,
     Bulk,
@@ -24,12 +27,6 @@ from sideline.homes.planning import (
     Plan,
     Step,
     Work,
-    doubtful,
-    events_of,
-    plan,
-    related,
-    rivals_of,
-    wrote_none_of,
 )
 from sideline.homes.poison import Apart, write_apart
 from sideline.homes.statements import Shape, Shapes
