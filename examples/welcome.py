@@ -33,6 +33,7 @@ def greet(event: Event):
     try:
         urllib.request.urlopen(request, timeout=5).close()  # noqa: S310
     except urllib.error.HTTPError as error:
+        error.close()
         if error.code >= SERVER_ERRORS:
             raise Recoverable(f"the mailer answered {error.code}") from error
         raise NonRecoverable(f"the mailer refused: {error.code}") from error

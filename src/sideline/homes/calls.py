@@ -23,7 +23,7 @@ class CallsHome:
 
     def commit(self, held: Held, handled: Handled) -> Outcome:
         """At least once: the calls are made, now say so."""
-        counts = account(handled)
+        counts = _account(handled)
         self._finish(held, Move.forward(held, counts))
         return counts
 
@@ -33,7 +33,7 @@ class CallsHome:
 
     def finish_unsure(self, held: Held, handled: Handled) -> Outcome:
         """At most once: the calls are made."""
-        counts = account(handled)
+        counts = _account(handled)
         self._finish(held, Move.sure(held, counts))
         return counts._replace(end=held.next_offset)
 
@@ -44,3 +44,9 @@ class CallsHome:
         reach("after-commit")
         held.ctid = ctid
         held.next_offset = move.end
+
+
+def _account(handled: Handled) -> Outcome:
+    """Count events; one that returned nothing was handled all the same, so it is applied."""
+    counts = account(handled)
+    return counts._replace(applied=counts.applied + counts.filtered, filtered=0)
