@@ -64,10 +64,20 @@ def user(key: str, index: int, size: int) -> bytes:
 
 def create_topic(bootstrap: str, name: str, partitions: int, **config: str) -> None:
     """Create an empty topic and wait until the broker has it."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
     topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=config)
-    for future in admin.create_topics([topic]).values():
+    for future in _admin(bootstrap).create_topics([topic]).values():
         future.result(timeout=_TOPIC_SECONDS)
+
+
+def delete_topic(bootstrap: str, name: str) -> None:
+    """Delete a topic and wait until it is gone."""
+    for future in _admin(bootstrap).delete_topics([name]).values():
+        future.result(timeout=_TOPIC_SECONDS)
+
+
+def _admin(bootstrap: str) -> AdminClient:
+    # Without librdkafka's chatter about its own end.
+    return AdminClient({"bootstrap.servers": bootstrap, "log_level": 3})
 
 
 def publish(bootstrap: str, topic: Topic, progress: Callable[[int], None]) -> None:

@@ -55,6 +55,14 @@ def body(part: int, seq: int, size: int) -> bytes:
     return (start + "z" * (size - len(start) - 2) + '"}').encode()
 
 
+def send_first(bootstrap: str, topic: str, partitions: int) -> None:
+    """Event 0 of every partition: what shows that a contestant is ready."""
+    producer = Producer({"bootstrap.servers": bootstrap})
+    for part in range(partitions):
+        producer.produce(topic, value=body(part, 0, EVENT_BYTES), key=f"{part}-0", partition=part)
+    producer.flush(30)
+
+
 def main() -> None:
     """Say when it begins (monotonic seconds), send everything, say how late it ever was."""
     schedule = Schedule(**json.loads(os.environ[SENDER_VARIABLE]))

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from confluent_kafka.admin import AdminClient
-
 from bench import events
 from bench.narration import Narrator
 from bench.services import Services
@@ -61,7 +59,7 @@ class Bench:
         try:
             yield topic
         finally:
-            self.delete(topic.name)
+            events.delete_topic(self.services.bootstrap, topic.name)
 
     @contextmanager
     def empty_topic(self, name: str, partitions: int, **config: str) -> Iterator[str]:
@@ -71,10 +69,4 @@ class Bench:
         try:
             yield name
         finally:
-            self.delete(name)
-
-    def delete(self, topic: str) -> None:
-        """Delete a topic and wait for it."""
-        admin = AdminClient({"bootstrap.servers": self.services.bootstrap})
-        for future in admin.delete_topics([topic]).values():
-            future.result(timeout=30)
+            events.delete_topic(self.services.bootstrap, name)

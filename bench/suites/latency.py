@@ -20,12 +20,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
-from confluent_kafka import Producer
 
 from bench import contest, figures
 from bench.contest import ROOT, Contestant
 from bench.peers import PEERS, Task
-from bench.sender import SENDER_VARIABLE, Schedule, body
+from bench.sender import SENDER_VARIABLE, Schedule, send_first
 from bench.suites import Bench, Finding, Outcome
 
 EFFECTS = "create table effects (part int, seq bigint, name text, primary key (part, seq))"
@@ -147,10 +146,7 @@ def sending(schedule: Schedule) -> Iterator[tuple[subprocess.Popen[str], float]]
 def _wait_until_ready(contestant: Contestant, connection: psycopg.Connection[Any]) -> None:
     """Publish one event to each partition and wait until all of them took effect."""
     task = contestant.task
-    producer = Producer({"bootstrap.servers": task.bootstrap})
-    for part in range(task.partitions):
-        producer.produce(task.topic, value=body(part, 0, 200), key=f"{part}-0", partition=part)
-    producer.flush(10)
+    send_first(task.bootstrap, task.topic, task.partitions)
     deadline = time.monotonic() + _READY_SECONDS
     while any(top is None for _, top in connection.execute(VISIBLE, (task.partitions,))):
         if time.monotonic() > deadline or contestant.process.poll() is not None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import psutil
 
 from bench import contest, cpu, figures
 from bench.events import Topic
 from bench.peers import PEERS, Task
-from bench.sender import Schedule
+from bench.sender import Schedule, send_first
 from bench.services import USERS
 from bench.suites import Bench, Finding, Outcome
 from bench.suites.latency import sending
@@ -101,19 +101,24 @@ def _steady(bench: Bench) -> list[tuple[float, float]]:
         bench.narrator.bar(f"steady load, {bench.settings.minutes:g} minutes", count) as done,
     ):
         task = Task(bench.services.bootstrap, database, topic, PARTITIONS)
-        schedule = Schedule(
-            bench.services.bootstrap, topic, PARTITIONS, STEADY_RATE, count, size=SIZE
-        )
-        with contest.started(PEERS["sideline"], task) as contestant, sending(schedule):
-            return _sample(contestant, count, done)
+        schedule = Schedule(task.bootstrap, topic, PARTITIONS, STEADY_RATE, count, SIZE, first=1)
+        with contest.started(PEERS["sideline"], task) as contestant:
+            send_first(task.bootstrap, topic, PARTITIONS)
+            commits = contestant.commits()
+            next(commits)
+            with sending(schedule):
+                return _sample(contestant, commits, count, done)
 
 
 def _sample(
-    contestant: contest.Contestant, count: int, done: Callable[[int], None]
+    contestant: contest.Contestant,
+    commits: Iterator[tuple[float, int]],
+    count: int,
+    done: Callable[[int], None],
 ) -> list[tuple[float, float]]:
     samples: list[tuple[float, float]] = []
     begun = looked = time.monotonic()
-    for at, total in contestant.commits():
+    for at, total in commits:
         if at - looked >= _LOOK_SECONDS:
             looked = at
             samples.append((at - begun, largest_worker(contestant.process.pid)))
