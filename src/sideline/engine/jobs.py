@@ -72,7 +72,7 @@ def ship(pipeline: Pipeline) -> bytes:
     # Whatever stands in the way of pickling: a lock, a connection, an open file.
     except Exception as error:
         message = f"pipeline {pipeline.name!r} cannot be sent to Spark's workers: {error}"
-        hint = f"Open what the handler needs in a function with @{pipeline.name}.setup."
+        hint = "Open what the handler needs in a function that the pipeline's setup decorates."
         raise ConfigurationError(message, hint=hint) from error
     finally:
         if module is not None and by_value:

@@ -73,7 +73,7 @@ class Running:
         """Check everything that can be checked, then start."""
         if not pipeline.has_handler:
             message = f"pipeline {pipeline.name!r} has no handler."
-            hint = f"Decorate a function with @{pipeline.name}.handler in the pipeline's file."
+            hint = "Put @users.handler, with your pipeline's variable for users, above a function."
             raise ConfigurationError(message, hint=hint)
         if start is not None:
             pipeline.start_at = start

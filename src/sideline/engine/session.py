@@ -25,11 +25,14 @@ SETTINGS = {
     "spark.python.worker.faulthandler.enabled": "true",
     # A copy of a running task would fight it for its partitions.
     "spark.speculation": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "512m",
     # A task that lost its lease is not worth repeating: the next round does it.
     "spark.task.maxFailures": "1",
+}
+# On this machine alone nobody else needs to reach the driver; a cluster's executors do.
+LOCAL_SETTINGS = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
 }
 # What must not be otherwise in a session of the user's own, and why.
 NEEDED = {
@@ -45,10 +48,11 @@ def build(slots: int, *, master: str | None = None, name: str = "sideline") -> S
     from sideline.stack.java import spark_home  # noqa: PLC0415
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if master is None or master.startswith("local"):
+    local = master is None or master.startswith("local")
+    if local:
         os.environ["JAVA_HOME"] = str(spark_home())
     builder = SparkSession.Builder().master(master or f"local[{2 * slots}]").appName(name)
-    for setting, value in SETTINGS.items():
+    for setting, value in (SETTINGS | (LOCAL_SETTINGS if local else {})).items():
         builder = builder.config(setting, value)
     builder = builder.config("spark.driver.extraJavaOptions", _java_options())
     return builder.getOrCreate()
