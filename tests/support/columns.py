@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sideline.homes.catalogue import Column
+from sideline.homes.tables import Column
 
 _CATEGORIES = {
     "int2": "N",

@@ -14,7 +14,7 @@ from math import isfinite
 from typing import Any
 from uuid import UUID
 
-from sideline.homes.catalogue import Column
+from sideline.homes.tables import Column
 from sideline.homes.values import json_text
 
 _NONE = type(None)
@@ -64,7 +64,7 @@ def _integers(column: Column, values: Collection[Any], kinds: set[type]) -> bool
         values = list(map(int, values))
     elif kinds != {int}:
         return False
-    return low <= min(values) and max(values) <= high
+    return bool(low <= min(values) and max(values) <= high)
 
 
 def _texts(column: Column, values: Collection[Any], kinds: set[type]) -> bool:

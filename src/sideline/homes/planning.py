@@ -15,10 +15,10 @@ from sideline.classify import kind_of
 from sideline.effects import Effect, Execute
 from sideline.folding import Layer, Row, in_key_order, layers
 from sideline.homes.alike import alike, columns_of, fold_alike, vouched
-from sideline.homes.catalogue import Table
 from sideline.homes.judge import identities, ordered_as
 from sideline.homes.plans import Bulk, Ordered, Plan, Step, Touch, Work
 from sideline.homes.statements import RowEffect, Shape, Shapes
+from sideline.homes.tables import Table
 
 # More changes of one row than this are quicker one by one than in as many statements.
 MOST_LAYERS = 64
@@ -210,8 +210,8 @@ def _table_steps(table: Table, group: _Group, shapes: Shapes) -> _TableSteps:
 
 
 def _one_by_one(touch: Touch, group: _Group) -> _TableSteps:
-    effects = list(zip(group.events, group.effects, strict=True))
-    return _TableSteps(touch, (), [Ordered(effects)])  # type: ignore[list-item]
+    effects: list[tuple[int, Effect]] = list(zip(group.events, group.effects, strict=True))
+    return _TableSteps(touch, (), [Ordered(effects)])
 
 
 def _folded(group: _Group) -> _TableSteps | None:

@@ -7,8 +7,8 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 from sideline.effects import Effect
-from sideline.homes.catalogue import Table
 from sideline.homes.statements import Shape
+from sideline.homes.tables import Table
 
 # The literals of a statement stay in the processor's cache, and arrays in one piece.
 ROWS_PER_STATEMENT = 5_000

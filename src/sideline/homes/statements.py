@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from sideline.effects import Delete, Insert, Upsert
-from sideline.homes.catalogue import Catalogue, Column, Table
+from sideline.homes.catalogue import Catalogue
 from sideline.homes.names import quote
+from sideline.homes.tables import Column, Table
 from sideline.homes.values import column_literal
 
 Verb = Literal["upsert", "insert", "delete"]

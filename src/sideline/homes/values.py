@@ -19,7 +19,7 @@ from uuid import UUID
 import orjson
 from psycopg.types.json import Json, Jsonb
 
-from sideline.homes.catalogue import Column
+from sideline.homes.tables import Column
 
 _INTEGERS = frozenset({"int2", "int4", "int8"})
 _JSON = frozenset({"json", "jsonb"})
