@@ -65,13 +65,15 @@ def user(key: str, index: int, size: int) -> bytes:
 def create_topic(bootstrap: str, name: str, partitions: int, **config: str) -> None:
     """Create an empty topic and wait until the broker has it."""
     topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=config)
-    for future in _admin(bootstrap).create_topics([topic]).values():
+    admin = _admin(bootstrap)  # held until the answer: it ends with its last reference
+    for future in admin.create_topics([topic]).values():
         future.result(timeout=_TOPIC_SECONDS)
 
 
 def delete_topic(bootstrap: str, name: str) -> None:
     """Delete a topic and wait until it is gone."""
-    for future in _admin(bootstrap).delete_topics([name]).values():
+    admin = _admin(bootstrap)
+    for future in admin.delete_topics([name]).values():
         future.result(timeout=_TOPIC_SECONDS)
 
 
