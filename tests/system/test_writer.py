@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from threading import Thread
 from uuid import UUID, uuid4
 
 import psycopg
@@ -595,6 +596,58 @@ def test_optimistic_writing_raises_the_data_error(connection):
     with pytest.raises(errors.StringDataRightTruncation):
         Writer(connection).write(works(user(1, "much too long")), optimistic=True)
     connection.rollback()
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_batch_that_was_refused_is_taken_apart_at_once(connection, rows, check):
+    """The way of every live slice: without a savepoint first, then anew and with care (K8)."""
+    if check:
+        connection.execute("alter table users add constraint adult check (age >= 18)")
+        connection.commit()
+    batch = [
+        work(n, user(n, "x", age=2**40 if n == 7 else 5 if check and n == 9 else 30))
+        for n in range(20)
+    ]
+    writer = Writer(connection)
+    with pytest.raises(psycopg.DataError):
+        writer.write(batch, optimistic=True)
+    connection.rollback()
+    assert set(writer.write(batch).failed) == ({7, 9} if check else {7})
+    assert len(rows()) == (18 if check else 19)
+
+
+def test_several_reasons_to_be_left_out(connection, rows):
+    """A mistake in the effect, a row that would be hidden, and healthy ones: each gets its due."""
+    batch = [
+        work("a", Insert("nowhere", {"id": 1})),
+        work("b", user(1, "much too long")),
+        work("c", user(1, "fine")),
+        work("d", user(2, "b")),
+        work("e", user(3, "c")),
+    ]
+    written = Writer(connection).write(batch)
+    assert failures(written) == {0: "UnknownNameError", 1: "StringDataRightTruncation"}
+    assert rows() == [(1, "fine", None), (2, "b", None), (3, "c", None)]
+
+
+def test_two_writers_of_the_same_rows_do_not_wait_in_a_circle(connection, database):
+    """Rows are locked in key order, whatever the order of the log (K16)."""
+    outcomes = []
+
+    def write(numbers):
+        with psycopg.connect(database) as own:
+            writer = Writer(own)
+            for turn in range(20):
+                outcomes.append(writer.write([work(n, user(n, f"t{turn}")) for n in numbers]))
+                own.commit()
+
+    numbers = range(400)
+    threads = [Thread(target=write, args=(numbers,)), Thread(target=write, args=(numbers[::-1],))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes == [({}, frozenset())] * 40
 
 
 # -- how it is written

@@ -70,6 +70,7 @@ def effects(draw):  # noqa: PLR0911 - one for each kind
                 st.one_of(
                     st.builds(lambda i, w: Insert("journal", {"id": i, "word": w}), ids, names),
                     st.builds(lambda i: Insert("plain", {"id": i}), ids),
+                    st.just(Insert("nowhere", {"id": 1})),
                     st.just(Execute("update plain set note = note || '!' where id = 1")),
                     st.builds(
                         lambda n: Execute("update plain set name = %s where id = 2", (n,)), names

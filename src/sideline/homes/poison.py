@@ -56,7 +56,7 @@ def write_apart(
     names = [f"sideline.c{number}" for number in range(len(columns))]
     for name, literal in zip(names, shape.arguments(columns), strict=True):
         connection.execute("select set_config(%s, %s, true)", (name, literal))
-    connection.execute(_block(shape))
+    connection.execute(_block(shape), prepare=False)
     row = connection.execute(_ANSWER).fetchone()
     for name in names:  # the memory, not the value, is what matters
         connection.execute("select set_config(%s, '', true)", (name,))

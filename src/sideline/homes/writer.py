@@ -79,6 +79,7 @@ class Writer:
         self._catalogue = Catalogue(connection)
         self._shapes = Shapes(self._catalogue)
         self._understood: set[str] = set()
+        self._refused: Sequence[Work] | None = None
 
     def write(
         self, batch: Sequence[Work], *, hold_followers: bool = True, optimistic: bool = False
@@ -92,9 +93,8 @@ class Writer:
         if not made.steps and not made.suspects:
             return _ALL_APPLIED
         if optimistic and not made.suspects:
-            self._run(made)
-            return _ALL_APPLIED
-        alone = self._write_together(batch, made)
+            return self._write_optimistically(batch, made)
+        alone = self._write_together(batch, made, refused=batch is self._refused)
         if not alone:
             return _ALL_APPLIED
         return self._write_alone(batch, alone, hold_followers=hold_followers)
@@ -125,31 +125,40 @@ class Writer:
 
     # -- together
 
-    def _write_together(self, batch: Sequence[Work], made: Plan) -> Sequence[int]:
+    def _write_optimistically(self, batch: Sequence[Work], made: Plan) -> Written:
+        try:
+            self._run(made)
+        except Exception:
+            # When the caller comes back with it, it is not tried as a whole again.
+            self._refused = batch
+            raise
+        return _ALL_APPLIED
+
+    def _write_together(self, batch: Sequence[Work], made: Plan, *, refused: bool) -> Sequence[int]:
         """Write what can be written in bulk; returns what is still to be applied, in log order.
 
         Whoever shares a key or a row with a culprit is held out with it, and the rest is
         written anew, because a folded row may carry the healthy write of another key.
+        ``refused``: it is known already that the whole cannot be written.
         """
         everything = range(len(batch))
-        if made.opaque and made.suspects:
-            return everything
         held: set[int] = set()
         suspects = made.suspects
         for _ in range(PASSES):
-            if suspects:
-                held |= related(batch, made, suspects)
-                made = plan(batch, self._shapes, folded=self._fold, without=held)
-            error = self._attempt(
-                lambda made=made: self._run(made),  # type: ignore[misc]
-                quick=made.short,
-                forgives=_is_data_or_sql if made.opaque else _is_data,
-            )
-            if error is None:
-                return sorted(held)
-            if made.opaque or _is_timeout(error):
+            if made.opaque and (suspects or refused):
                 return everything
-            suspects = _doubted(made) - held
+            made = self._hold(batch, made, suspects, held)
+            if not refused or held:
+                error = self._attempt(
+                    lambda made=made: self._run(made),  # type: ignore[misc]
+                    quick=made.short,
+                    forgives=_is_data_or_sql if made.opaque else _is_data,
+                )
+                if error is None:
+                    return sorted(held)
+                if made.opaque or _is_timeout(error):
+                    return everything
+            suspects = _doubted(made)
             if not suspects:
                 found = self._search(batch, made)
                 if found is None:
@@ -158,6 +167,14 @@ class Writer:
                     return sorted(held | found.events)
                 suspects = found.events
         return everything
+
+    def _hold(self, batch: Sequence[Work], made: Plan, suspects: set[int], held: set[int]) -> Plan:
+        """Add the suspects and their kin to those held out, and plan without them."""
+        while suspects:
+            held |= related(batch, made, suspects)
+            made = plan(batch, self._shapes, folded=self._fold, without=held)
+            suspects = made.suspects
+        return made
 
     def _search(self, batch: Sequence[Work], made: Plan) -> _Found | None:
         """Write step by step what can be written, to find out what cannot; None: in vain."""
