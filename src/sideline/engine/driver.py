@@ -476,6 +476,14 @@ class Driver:
 
 
 def _failed(pipeline: Pipeline, failure: dict[str, Any]) -> SidelineError:
+    if failure["stage"] == "setup":
+        message = (
+            f"the setup of pipeline {pipeline.name!r} failed: "
+            f"{failure['error']}: {failure['message']}"
+        )
+        broken = PartialError(message, hint="Mend it, then run again; it goes on where it stood.")
+        broken.add_note(failure["traceback"])
+        return broken
     if failure["kind"] == "deployment":
         message = (
             f"pipeline {pipeline.name!r} does not fit its database: {failure['message']} "

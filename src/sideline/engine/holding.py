@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import random
-import traceback
 import uuid
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,7 +17,7 @@ from confluent_kafka import KafkaException
 from sideline.classify import kind_of
 from sideline.crashpoints import reach
 from sideline.engine.handling import handle
-from sideline.engine.lease import Lease, Partition, PartitionReport, Report
+from sideline.engine.lease import Lease, Partition, PartitionReport, Report, failure_of
 from sideline.engine.reader import Lost, Span
 from sideline.errors import FencedError, SidelineError
 from sideline.homes.calls import CallsHome
@@ -409,14 +408,7 @@ class Holding:
         log.warning("partition %s waits: %s", hand.held.partition, hand.trouble)
 
     def _give_up(self, error: BaseException, *, event: str, stage: str) -> None:
-        self._report.failure = {
-            "event": event,
-            "stage": stage,
-            "kind": kind_of(error),
-            "error": type(error).__name__,
-            "message": str(error).strip(),
-            "traceback": "".join(traceback.format_exception(error)),
-        }
+        self._report.failure = failure_of(error, event=event, stage=stage)
 
     def _lose(self, lost: Lost) -> None:
         hand = self._hands.get(lost.partition)

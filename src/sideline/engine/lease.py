@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import traceback
 from typing import Any, NamedTuple
+
+from sideline.classify import kind_of
 
 
 class Partition(NamedTuple):
@@ -91,7 +94,7 @@ class Report:
     lost: list[str] = dataclasses.field(default_factory=list)
     """Partitions whose next events Kafka no longer has."""
     failure: dict[str, Any] | None = None
-    """An event that cannot be applied: it stops the pipeline."""
+    """What cannot pass by itself (an event, the setup): it stops the pipeline; see `failure_of`."""
     trouble: str | None = None
     """Why the lease could not do its work; it will pass."""
     handle_seconds: float = 0.0
@@ -108,3 +111,15 @@ class Report:
         """From JSON."""
         partitions = [PartitionReport(**part) for part in data["partitions"]]
         return cls(**{**data, "partitions": partitions})
+
+
+def failure_of(error: BaseException, *, event: str | None, stage: str) -> dict[str, Any]:
+    """What stops a pipeline, as a report says it."""
+    return {
+        "event": event,
+        "stage": stage,
+        "kind": kind_of(error),
+        "error": type(error).__name__,
+        "message": str(error).strip(),
+        "traceback": "".join(traceback.format_exception(error)),
+    }

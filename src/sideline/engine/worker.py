@@ -17,7 +17,7 @@ from sideline.clock import Clock, SystemClock
 from sideline.engine.concurrent import ConcurrentHolding
 from sideline.engine.handling import allowed_effects
 from sideline.engine.holding import Holding
-from sideline.engine.lease import Lease, Report
+from sideline.engine.lease import Lease, Report, failure_of
 from sideline.engine.pulse import Pulse
 from sideline.engine.reader import Reader
 from sideline.engine.window import LoopPool, Pool, ThreadPool
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 # An owner without a sign of life for this long is replaced; longer than any slice of ours.
 GRACE_SECONDS = 10.0
 TRANSACTION_TIMEOUT = "60s"
+# Before a round tries again what setup could not reach.
+SETUP_PAUSE_SECONDS = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -73,10 +75,10 @@ class Worker:
             return report
         released = False
         try:
-            self._set_up()
-            with self._holding(lease, attempt, report) as holding:
-                holding.loop()
-            released = True
+            if self._set_up(report):
+                with self._holding(lease, attempt, report) as holding:
+                    holding.loop()
+                released = True
         except psycopg.OperationalError as error:
             # The database is away: whatever was held is free, and nothing was half done.
             report.trouble = f"PostgreSQL: {str(error).strip()}"
@@ -120,11 +122,21 @@ class Worker:
             )
         return self._pool
 
-    def _set_up(self) -> None:
-        if not self._is_set_up:
-            if self.pipeline.set_up is not None:
+    def _set_up(self, report: Report) -> bool:
+        """Run the user's setup once; whether it worked. If not, the report says why."""
+        if not self._is_set_up and self.pipeline.set_up is not None:
+            try:
                 self._context = self.pipeline.set_up()
-            self._is_set_up = True
+            # Like a handler's: a result, never a crash of the task.
+            except Exception as error:  # noqa: BLE001
+                if self.pipeline.recovers(error):
+                    report.trouble = f"setup: {type(error).__name__}: {error}"
+                    self._clock.sleep(SETUP_PAUSE_SECONDS)
+                else:
+                    report.failure = failure_of(error, event=None, stage="setup")
+                return False
+        self._is_set_up = True
+        return True
 
     def connection(self, until: float) -> Connection:
         """The worker's connection; a new one if the old one broke."""
