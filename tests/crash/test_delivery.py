@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from tests.support import checkers
 from tests.support.ground import numbered
+from tests.support.waiting import wait_for
 
 EVENTS = 60
 POINTS = ("after-handler", "before-first-write", "between-write-and-commit", "after-commit")
@@ -148,3 +151,35 @@ def test_a_dead_caller_is_not_replaced_at_once(grounds, tmp_path):
     (report,) = ground.run(ground.lease(seconds=2), grace_seconds=3600)
     assert report.partitions == []
     assert len(ground.calls(path)) == before
+
+
+def test_a_new_driver_waits_for_a_call_under_way(grounds, tmp_path):
+    """A driver that was killed leaves a worker in a call: it is not overtaken (C1, K12)."""
+    ground, path = calls(grounds, tmp_path)
+    slow = {"handler": "slow_call", "argument": [str(path), 2.0]}
+    old = ground.start(ground.lease(), pipeline=slow, grace_seconds=1.5)
+    held = "select not released from sideline.progress"
+    wait_for(lambda: ground.query(held)[0][0], what="the old worker has the partition")
+    ground.begin()
+    ground.run(grace_seconds=1.5)
+    old.reports()
+    made = ground.calls(path)
+    assert checkers.lost(ground.produced, made) == []
+    assert checkers.out_of_order(checkers.first_effects(made)) == []
+    # The call that was under way came first, and was made again: at least once.
+    assert made[:2] == [ground.produced[0], ground.produced[0]]
+
+
+def test_a_new_driver_does_not_wait_for_callers_that_have_ended(grounds, tmp_path):
+    """A worker that ends says so: after an ordinary end nobody waits for the grace (K12)."""
+    ground, path = calls(grounds, tmp_path)
+    old = ground.start(ground.lease(), crash_at="after-handler:2:STOP")
+    old.frozen()
+    ground.begin()
+    old.signal(signal.SIGCONT)
+    (report,) = old.reports()
+    assert report.fenced
+    assert ground.query("select worker from sideline.workers") == []
+    (report,) = ground.run(grace_seconds=1.5)
+    assert report.partitions[0].next_offset == EVENTS
+    assert checkers.lost(ground.produced, ground.calls(path)) == []

@@ -79,12 +79,20 @@ class Pulse:
             try:
                 self._listen()
                 self._beat(self._connected())
-            except psycopg.OperationalError as error:
+            except psycopg.Error as error:
                 # The worker's own connection will meet the same fate and deal with it.
                 log.debug("no sign of life possible: %s", error)
                 self._drop()
                 threading.Event().wait(BEAT_SECONDS / 4)
+        self._farewell()
         self._drop()
+
+    def _farewell(self) -> None:
+        """Nobody has to wait for a worker that has ended."""
+        try:
+            self._connected().execute(queries()["farewell"], {"worker": self.worker})
+        except psycopg.Error as error:
+            log.debug("no farewell possible: %s", error)
 
     def _listen(self) -> None:
         connection = self._connected()

@@ -17,6 +17,7 @@ from psycopg.types.json import Jsonb
 from sideline.errors import AlreadyRunningError, FencedError
 from sideline.ledger.connection import Connection, connect, reach, unreachable
 from sideline.ledger.sql import queries
+from sideline.sinks import Calls
 
 if TYPE_CHECKING:
     from sideline.pipeline import Pipeline
@@ -183,7 +184,11 @@ class Place:
                 ((epoch,),) = began
                 self._connection.execute(
                     queries()["fence_partitions"],
-                    {"pipeline": self._pipeline.name, "epoch": epoch},
+                    {
+                        "pipeline": self._pipeline.name,
+                        "epoch": epoch,
+                        "at_once": not isinstance(self._pipeline.sink, Calls),
+                    },
                 )
                 self._connection.commit()
             except psycopg.errors.LockNotAvailable:

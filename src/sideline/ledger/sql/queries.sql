@@ -80,14 +80,12 @@ set epoch = pipelines.epoch + 1,
 returning epoch
 
 -- name: fence_partitions
--- Write the epoch into every progress row: partitions in backoff are fenced too.
+-- Write the epoch into every progress row: partitions in backoff are fenced too. Where the old
+-- owner may still be calling the outside world, it has to fall silent before they are free.
 update sideline.progress
 set lease = array[%(epoch)s::bigint],
     owner = null,
-    worker = null,
-    backend_pid = null,
-    backend_start = null,
-    released = true,
+    released = released or %(at_once)s,
     updated_at = now()
 where pipeline = %(pipeline)s
 
@@ -362,6 +360,11 @@ insert into sideline.workers (worker, pipeline, host, pid)
 values (%(worker)s, %(pipeline)s, %(host)s, %(pid)s)
 on conflict (worker) do update
 set beat_at = clock_timestamp()
+
+-- name: farewell
+-- A worker ends: it calls nobody any more.
+delete from sideline.workers
+where worker = %(worker)s
 
 -- name: stop_wanted
 -- Whether a worker's lease should end at the next slice boundary.
