@@ -12,6 +12,7 @@ from tests.support.pipelines import applied, faults, numbered, publish
 # As somebody would write it: handlers in the notebook itself, prices in a module beside it.
 NOTEBOOK = """
 import json
+import os
 import sys
 import time
 
@@ -46,6 +47,7 @@ except SidelineError as error:
     said["refused"] = error.as_dict() | {"exit": error.exit_code}
 bad.stop()
 
+os.environ["PYSPARK_PYTHON"] = sys.executable
 spark = session(spark_speculation="false", spark_python_worker_reuse="true")
 running = flow.start(spark)
 until = time.monotonic() + 90
@@ -78,11 +80,18 @@ def test_a_notebook_with_a_session_of_its_own(ready, database, kafka, topics, tm
     (folder / "notebook.py").write_text(NOTEBOOK)
     (folder / "shop.py").write_text(SHOP)
     services = {"SIDELINE_KAFKA": kafka, "SIDELINE_DATABASE": database, "TMPDIR": str(tmp_path)}
+    # A Python without sideline, as Spark would find it on the path of a user's machine.
+    bare = tmp_path / "bin"
+    bare.mkdir()
+    (bare / "python3").write_text("#!/bin/sh\nexit 1\n")
+    (bare / "python3").chmod(0o755)
+    services["PATH"] = f"{bare}{os.pathsep}{os.environ['PATH']}"
+    inherited = {name: text for name, text in os.environ.items() if name != "PYSPARK_PYTHON"}
 
     ended = subprocess.run(
         [sys.executable, str(folder / "notebook.py"), topic],
         cwd=tmp_path,
-        env=os.environ | services,
+        env=inherited | services,
         capture_output=True,
         text=True,
         timeout=240,
@@ -95,6 +104,7 @@ def test_a_notebook_with_a_session_of_its_own(ready, database, kafka, topics, tm
     assert refused["exit"] == 2
     assert "spark.speculation=true (needs false" in refused["message"]
     assert "spark.python.worker.reuse=false (needs true" in refused["message"]
+    assert f"workers that run {bare}/python3 without sideline" in refused["message"]
     assert said["status"]["alive"]
     assert said["status"]["applied"] == 200
     assert len(said["status"]["partitions"]) == 3

@@ -319,6 +319,8 @@ class Driver:
         raise DataLostError(message, hint="Go on without these events with --accept-loss.")
 
     def _crashed(self, job: Job) -> None:
+        if isinstance(job.error, SidelineError):
+            raise job.error
         self._crashes += 1
         reason = _last_line(job.error)
         log.warning("round %d ended in a crash: %s", job.number, reason)

@@ -10,11 +10,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import orjson
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark import cloudpickle
 
 from sideline.engine.lease import Lease, Report
 from sideline.engine.task import Farewell, Task
-from sideline.errors import ConfigurationError
+from sideline.errors import ConfigurationError, PartialError
 from sideline.loading import module_of
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
     from sideline.pipeline import Pipeline
 
-# Other pipelines of the session may hold all slots for the time of a lease.
-FAREWELL_SECONDS = 15.0
+# Other pipelines of the session may hold slots longer: the farewell then goes on without us.
+FAREWELL_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -40,11 +41,20 @@ class Jobs:
     def __call__(self, leases: list[Lease]) -> list[Report]:
         """One round: a task a lease, a report a task."""
         texts = [orjson.dumps(lease.as_dict()).decode() for lease in leases]
-        results = self._context.parallelize(texts, len(texts)).mapPartitions(self._task).collect()
+        try:
+            rdd = self._context.parallelize(texts, len(texts))
+            results = rdd.mapPartitions(self._task).collect()
+        except (ConnectionError, EOFError, Py4JNetworkError) as error:
+            message = "Spark's JVM has ended."
+            hint = "Run it again: it goes on where it stopped."
+            raise PartialError(message, hint=hint) from error
         return [Report.from_dict(orjson.loads(text)) for text in results]
 
     def end(self) -> None:
-        """Tear down what the run left in the workers of a session that lives on."""
+        """Tear down what the run left in the workers.
+
+        Also where the session ends: it closes idle workers without a signal.
+        """
         last = threading.Thread(target=self._end, name="sideline-farewell", daemon=True)
         last.start()
         last.join(FAREWELL_SECONDS)

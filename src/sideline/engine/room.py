@@ -42,9 +42,9 @@ class Guest:
     def __init__(self, spark: SparkSession, wanted: int) -> None:
         self._context = spark.sparkContext
         self._wanted = wanted
+        self._total = total = self._context.defaultParallelism
         with _lock:
             others = _guests.setdefault(self._context, set())
-            total = self._context.defaultParallelism
             if len(others) >= total:
                 message = (
                     f"the Spark session has {total} slots, and a pipeline in each of them already."
@@ -57,7 +57,7 @@ class Guest:
         """What may be used now."""
         with _lock:
             pipelines = len(_guests[self._context])
-        return share(self._context.defaultParallelism, pipelines, self._wanted)
+        return share(self._total, pipelines, self._wanted)
 
     def leave(self) -> None:
         """Leave the room to the others."""

@@ -165,10 +165,16 @@ class Running:
             if self._secrets is not None:
                 self._secrets.unlink(missing_ok=True)
                 self._secrets.parent.rmdir()
+            self._jobs.end()
             if self._own_session:
-                self._spark.stop()
-            else:
-                self._jobs.end()
+                self._stop_session()
+
+    def _stop_session(self) -> None:
+        try:
+            self._spark.stop()
+        # Its JVM may be gone already, which is what was wanted.
+        except Exception as error:  # noqa: BLE001
+            log.debug("Spark did not stop by itself: %s", error)
 
 
 def _check_effects(pipeline: Pipeline, connection: Connection) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sideline.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 # What a session of ours is made with, each with its reason.
@@ -66,9 +70,22 @@ def check(spark: SparkSession) -> None:
         for setting, (wanted, default, why) in NEEDED.items()
         if (conf.get(setting, default) or "").lower() != wanted
     ]
+    wrong += _python_problems(spark.sparkContext)
     if wrong:
         message = f"the Spark session has {'; '.join(wrong)}."
         raise ConfigurationError(message, hint="Set this when the session is built.")
+
+
+def _python_problems(context: SparkContext) -> list[str]:
+    """Whether the workers of a session on this machine run a Python that has what they need."""
+    python = shutil.which(context.pythonExec)
+    elsewhere = not (context.master or "").startswith("local")
+    if elsewhere or python is None or Path(python).parent == Path(sys.executable).parent:
+        return []
+    probe = "import confluent_kafka, orjson, psycopg, sideline"
+    if subprocess.run([python, "-c", probe], capture_output=True, check=False).returncode == 0:  # noqa: S603
+        return []
+    return [f"workers that run {python} without sideline (set PYSPARK_PYTHON={sys.executable})"]
 
 
 def _java_options() -> str:
