@@ -32,7 +32,9 @@ def status(*, name: str | None, kafka: str | None, database: str | None, as_json
     )
     for pipeline in found:
         if pipeline["note"]:
-            console_err.print(f"{pipeline['name']}: {pipeline['note']}", markup=False)
+            # The first line: what Spark has to say may fill a page.
+            note = pipeline["note"].splitlines()[0]
+            console_err.print(f"{pipeline['name']}: {note}", markup=False, soft_wrap=True)
     if name is not None:
         _detail(found[0])
 
