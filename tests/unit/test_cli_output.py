@@ -91,3 +91,10 @@ def test_terminal_shows_bars_and_leaves_only_what_stays(terminal):
         assert steps.live.tasks == []
     assert "published" in text(terminal)
     assert "Kafka is up" in text(terminal)
+
+
+def test_bar_grows_with_what_comes_later(plain, monkeypatch):
+    """A pipeline that runs on never stands at 12 of 6."""
+    monkeypatch.setattr(output, "PLAIN_SECONDS", 0.0)
+    output.Steps(plain).bar("login", 6).reach(12)
+    assert "12 / 12" in text(plain)

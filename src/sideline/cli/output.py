@@ -164,12 +164,14 @@ class Bar:
         if not count:
             self._began = time.monotonic()
         self._count = count
+        # More came while it was counted.
+        self._total = max(self._total, count)
         note = f"{count:,} / {self._total:,}"
         if time.monotonic() - self._began >= RATE_SECONDS:
             note += f"   {self.rate:,.0f}/s"
         live = self._steps.live
         if live is not None and self._line is not None:
-            live.update(self._line, completed=count, note=note)
+            live.update(self._line, completed=count, total=self._total, note=note)
         elif count > self._said and time.monotonic() - self._spoke >= PLAIN_SECONDS:
             self._spoke, self._said = time.monotonic(), count
             self._steps.say(f"{self._what}: {note}")
