@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sideline.effects import Delete, Effect, Execute, Insert, Upsert
+from sideline.policies import Skip
 from sideline.sinks import Postgres
 from sideline.slices import NOTHING, Failure, Handled, effects_of
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 # A slice ends after this much handling, so that a lease ends in time.
 HANDLING_SECONDS = 0.5
+# A run of events is longer than the last one if that was quicker than this.
+QUICK_SECONDS = 0.005
+LONGEST_RUN = 256
 
 
 def allowed_effects(pipeline: Pipeline) -> tuple[type, ...]:
@@ -46,9 +50,85 @@ def handle(
 
     Returns what was handled and, if that ended it, the failure of the event behind it.
     """
+    until = clock.monotonic() + HANDLING_SECONDS
+    if pipeline.key is None and not isinstance(pipeline.on_failure, Skip):
+        effects, mixed, failure = _handle_runs(pipeline, events, until, clock)
+        executes = mixed and any(map(runs_sql, effects))
+        handled = Handled(start, end, events, effects, 0, executes)
+        return handled.prefix(len(effects)), failure
+    return _handle_each(pipeline, events, until, clock, span=(start, end))
+
+
+def _handle_runs(
+    pipeline: Pipeline, events: Sequence[Event], until: float, clock: Clock
+) -> tuple[list[tuple[Effect, ...]], bool, Failure | None]:
+    """Handle ever longer runs of events, so that the loop itself costs next to nothing.
+
+    Returns their effects, whether these are anything but one upsert each, and what failed.
+    """
+    allowed = allowed_effects(pipeline)
+    results: list[Any] = []
+    effects: list[tuple[Effect, ...]] = []
+    failure = None
+    mixed = False
+    length = 1
+    before = clock.monotonic()
+    while len(effects) < len(events) and failure is None:
+        done = len(results)
+        try:
+            # What came before an exception stays in the list.
+            results.extend(map(pipeline.handle, events[done : done + length]))
+        except KeyboardInterrupt:
+            raise
+        # Whatever a handler raises, SystemExit included, is a failure of its event alone.
+        except BaseException as error:  # noqa: BLE001
+            failure = Failure(events[len(results)], "handler", error)
+        run = results[done:]
+        if Upsert in allowed and set(map(type, run)) == {Upsert}:
+            effects.extend(zip(run, strict=True))
+        else:
+            mixed = True
+            misfit = _take_effects(run, effects, allowed)
+            if misfit is not None:
+                failure = Failure(events[len(effects)], "handler", misfit)
+        now = clock.monotonic()
+        if now > until:
+            break
+        if now - before < QUICK_SECONDS:
+            length = min(length * 2, LONGEST_RUN)
+        else:
+            length = max(1, length // 2)
+        before = now
+    return effects, mixed, failure
+
+
+def _take_effects(
+    results: list[Any], effects: list[tuple[Effect, ...]], allowed: tuple[type, ...]
+) -> BaseException | None:
+    """Add what handlers returned; the error of the first that is not an effect, if one is not."""
+    for result in results:
+        try:
+            effects.append(effects_of(result, allowed))
+        except KeyboardInterrupt:
+            raise
+        # A generator runs the user's code here.
+        except BaseException as error:  # noqa: BLE001
+            return error
+    return None
+
+
+def _handle_each(
+    pipeline: Pipeline,
+    events: Sequence[Event],
+    until: float,
+    clock: Clock,
+    *,
+    span: tuple[int, int],
+) -> tuple[Handled, Failure | None]:
+    """Handle events one by one, with their keys derived and failures left out."""
+    start, end = span
     run = pipeline.handle
     allowed = allowed_effects(pipeline)
-    upserts = Upsert in allowed
     effects: list[tuple[Effect, ...]] = []
     append = effects.append
     failure = None
@@ -57,19 +137,14 @@ def handle(
     derive = pipeline.key
     keys: list[Any] = []
     monotonic = clock.monotonic
-    until = monotonic() + HANDLING_SECONDS
     for event in events:
         try:
             if derive is not None:
                 hash(key := derive(event))
                 keys.append(key)
-            result = run(event)
-            if upserts and result.__class__ is Upsert:
-                append((result,))
-            else:
-                some = effects_of(result, allowed)
-                append(some)
-                executes = executes or runs_sql(some)
+            some = effects_of(run(event), allowed)
+            append(some)
+            executes = executes or runs_sql(some)
         except KeyboardInterrupt:
             raise
         # Whatever a handler raises, SystemExit included, is a failure of its event alone.

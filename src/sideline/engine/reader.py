@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left
-from collections.abc import Container
+from collections.abc import Callable, Container, Iterable
 from functools import partial
-from operator import attrgetter
+from itertools import groupby, repeat
+from operator import attrgetter, ge, itemgetter
 from typing import Any
 
 from confluent_kafka import (
     OFFSET_INVALID,
-    TIMESTAMP_NOT_AVAILABLE,
     Consumer,
     KafkaError,
     KafkaException,
@@ -20,7 +19,7 @@ from confluent_kafka import (
 )
 
 from sideline.engine.lease import Partition
-from sideline.events import ALONE, Delivery, Event
+from sideline.events import ALONE, Delivery, Event, Headers
 
 # One call into librdkafka brings at most this many events: enough to make the call cheap.
 BATCH = 5_000
@@ -29,6 +28,8 @@ EVENT_OVERHEAD = 400
 
 _make = partial(tuple.__new__, Event)
 _offset = attrgetter("offset")
+# Of (kind, milliseconds); -1 where a record has no time.
+_stamp = itemgetter(1)
 
 CONSUMER: dict[str, Any] = {
     "enable.auto.commit": False,
@@ -81,10 +82,6 @@ class Span:
             del self.events[:count]
         self.start = offset
         self.end = max(self.end, offset)
-
-
-# Where events of partitions go that are not read any more: every offset lies before its end.
-_NOWHERE = Span(sys.maxsize)
 
 
 class Lost(Exception):  # noqa: N818 - a fact about the topic, not an error of the reader
@@ -185,60 +182,73 @@ class Reader:
         self._consumer.close()
 
     def _route(self, messages: list[Message]) -> int:
-        spans = self._spans
-        delivery = self.delivery
-        # All that were ever read, not only those that still are: a message of the one must never
-        # be taken for one of the other.
-        several = len(self._topics) > 1
-        span = _NOWHERE
-        topic: str | None = None
-        number: int | None = None
-        count = 0
+        """Give every message its place; then raise what an error among them asks for."""
+        if not messages:
+            return 0
+        # Methods of the class, mapped over lists: nothing here runs once an event in Python.
+        kind = type(messages[0])
+        errors = [
+            (place, error)
+            for place, error in enumerate(map(kind.error, messages))
+            if error is not None
+        ]
+        count, start = 0, 0
         trouble: Exception | None = None
-        # A million times a second: what a loop over messages does once an event, it does cheaply.
-        append, end, size = span.events.append, span.end, 0
-        for message in messages:
-            error = message.error()
-            if error is not None:
-                span.grow(end, size)
-                trouble = self._note(message, error) or trouble
-                end, size = span.end, 0
-                continue
-            if message.partition() != number or (several and message.topic() != topic):
-                span.grow(end, size)
-                topic, number = message.topic(), message.partition()
-                # A plain tuple equals the named one, and costs less.
-                span = spans.get((topic, number), _NOWHERE)  # type: ignore[call-overload]
-                append, end, size = span.events.append, span.end, 0
-            offset = message.offset()
-            if offset is None or offset < end:
-                continue
-            kind, timestamp = message.timestamp()
-            headers = message.headers()
-            value, key = message.value(), message.key()
-            append(
-                _make(
-                    (
-                        topic,
-                        number,
-                        offset,
-                        -1 if kind == TIMESTAMP_NOT_AVAILABLE else timestamp,
-                        key,
-                        value,
-                        tuple(headers) if headers else (),
-                        delivery,
-                    )
-                )
-            )
-            size += EVENT_OVERHEAD + (len(value) if value else 0) + (len(key) if key else 0)
-            end = offset + 1
-            count += 1
-        span.grow(end, size)
+        for place, error in errors:
+            count += self._route_events(messages[start:place])
+            trouble = self._note(messages[place], error) or trouble
+            start = place + 1
+        count += self._route_events(messages[start:] if start else messages)
         if trouble is not None:
             # Not before everything has its place: the consumer stands behind these events already,
             # and a gap among them would pass as a hole.
             raise trouble
         return count
+
+    def _route_events(self, messages: list[Message]) -> int:
+        """Split messages into runs of one partition: they come in long ones."""
+        if not messages:
+            return 0
+        # All topics that were ever read, not only those that still are: a message of the one must
+        # never be taken for one of the other.
+        apart: Callable[[Message], Any] = _spot
+        if len(self._topics) == 1:
+            apart = type(messages[0]).partition
+        return sum(self._keep_run(list(run)) for _, run in groupby(messages, apart))
+
+    def _keep_run(self, run: list[Message]) -> int:
+        kind = type(run[0])
+        spot = _spot(run[0])
+        # A plain tuple equals the named one.
+        span = self._spans.get(spot)  # type: ignore[call-overload]
+        if span is None:
+            return 0
+        offsets: list[int] = list(map(kind.offset, run))  # type: ignore[arg-type]
+        if offsets[0] < span.end or any(map(ge, offsets, offsets[1:])):
+            run = _rising(run, span.end)
+            offsets = list(map(kind.offset, run))  # type: ignore[arg-type]
+        if not run:
+            return 0
+        keys, values = list(map(kind.key, run)), list(map(kind.value, run))
+        span.events.extend(
+            map(
+                _make,
+                zip(
+                    repeat(spot[0]),
+                    repeat(spot[1]),
+                    offsets,
+                    map(_stamp, map(kind.timestamp, run)),
+                    keys,
+                    values,
+                    _headers(list(map(kind.headers, run))),
+                    repeat(self.delivery),
+                    strict=False,  # what is repeated has no end
+                ),
+            )
+        )
+        size = sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values)))
+        span.grow(offsets[-1] + 1, EVENT_OVERHEAD * len(run) + size)
+        return len(run)
 
     def _note(self, message: Message, error: KafkaError) -> Exception | None:
         """Keep what an error says about a partition; what has to be dealt with is returned."""
@@ -258,3 +268,24 @@ class Reader:
         else:
             self.fault = error
         return None
+
+
+def _spot(message: Message) -> tuple[str | None, int | None]:
+    return message.topic(), message.partition()
+
+
+def _rising(run: list[Message], end: int) -> list[Message]:
+    """Those of the messages that go on from ``end``, each beyond the one before."""
+    kept = []
+    for message in run:
+        offset = message.offset()
+        if offset is not None and offset >= end:
+            kept.append(message)
+            end = offset + 1
+    return kept
+
+
+def _headers(found: list[Any]) -> Iterable[Headers]:
+    if not any(found):
+        return repeat(())
+    return [tuple(headers) if headers else () for headers in found]
