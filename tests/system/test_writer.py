@@ -453,6 +453,24 @@ def test_before_triggers_decide_in_log_order(connection, rows):
     writer = Writer(connection)
     assert not writer.write(works(user(1, None), user(1, "b"), user(1, None))).failed
     assert rows() == [(1, "nobody", None)]
+    assert writer.notes() == ["table public.users is not folded: it has a BEFORE INSERT trigger"]
+
+
+def test_before_update_triggers_see_every_change(connection, rows):
+    """A trigger on UPDATE is asked about every event, but not in single file (K9)."""
+    connection.execute(
+        "create function older() returns trigger language plpgsql "
+        "as $$ begin new.age := coalesce(old.age, 0) + 1; return new; end $$"
+    )
+    connection.execute(
+        "create trigger older before update on users for each row execute function older()"
+    )
+    statements = []
+    connection.cursor_factory = _recording(statements)
+    writer = Writer(connection)
+    writer.write([work(n % 2, user(n % 2, f"v{n}")) for n in range(6)])
+    assert rows() == [(0, "v4", 2), (1, "v5", 2)]
+    assert statements.count("insert users") == 3
     assert writer.notes() == ["table public.users is not folded: it has a BEFORE trigger"]
 
 

@@ -182,7 +182,7 @@ def test_the_same_as_one_by_one(connection, before, batch, hold, fold):
 
 
 @pytest.mark.long
-@examples(3000)
+@examples(1500)
 @given(hold=st.booleans(), fold=st.booleans(), **ANYTHING)
 def test_the_same_as_one_by_one_at_length(connection, before, batch, hold, fold):
     """The same, with many more batches (K8, K9)."""

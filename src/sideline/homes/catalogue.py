@@ -14,6 +14,9 @@ from sideline.homes.tables import Column, Table, Unique
 
 # Tables and partitioned tables; foreign tables take rows too, but no ON CONFLICT DO UPDATE.
 _TABLE_KINDS = frozenset("rp")
+# Of BEFORE triggers: one that runs on INSERT, or for each statement. Others, such as those
+# that keep a column updated_at, see one row that exists, and one row is all they change.
+_ON_INSERT = 2
 
 
 class UnknownNameError(LookupError):
@@ -105,9 +108,9 @@ def _table(relation: Any, columns: Sequence[Any], uniques: Sequence[Any]) -> Tab
 
 
 def _why_in_log_order(relation: Any) -> str | None:  # noqa: ANN401 - a row
-    """A trigger or a rule may look at other rows, or change the key itself."""
-    if relation.before_triggers:
-        return "it has a BEFORE trigger"
+    """A trigger or a rule may look at other rows, or change the key that a row is found by."""
+    if relation.before_triggers == _ON_INSERT:
+        return "it has a BEFORE INSERT trigger"
     if relation.relhasrules:
         return "it has a rule"
     return None
@@ -115,17 +118,15 @@ def _why_in_log_order(relation: Any) -> str | None:  # noqa: ANN401 - a row
 
 def _why_unfolded(relation: Any, columns: Sequence[Any]) -> str | None:  # noqa: ANN401 - rows
     """What only PostgreSQL can say about a row."""
-    if relation.checks:
-        return "it has a CHECK constraint"
-    if relation.relrowsecurity:
-        return "it has row security"
-    if relation.relispartition or relation.relkind == "p":
-        return "it is partitioned, and a partition may refuse a row"
-    if relation.expression_indexes:
-        return "it has an index on an expression"
-    if any(row.attgenerated for row in columns):
-        return "it has a generated column"
-    return None
+    reasons = {
+        "it has a BEFORE trigger": relation.before_triggers,
+        "it has a CHECK constraint": relation.checks,
+        "it has row security": relation.relrowsecurity,
+        "it is partitioned": relation.relispartition or relation.relkind == "p",
+        "it has an index on an expression": relation.expression_indexes,
+        "it has a generated column": any(row.attgenerated for row in columns),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def _column(row: Any) -> Column:  # noqa: ANN401 - a row
@@ -160,10 +161,13 @@ select
   c.relhasrules,
   c.relrowsecurity,
   c.relispartition,
-  exists (
-    select from pg_trigger as t
-    where t.tgrelid = c.oid and not t.tgisinternal and t.tgenabled <> 'D' and t.tgtype & 2 <> 0
-  ) as before_triggers,
+  coalesce((
+    -- tgtype: 1 for each row, 2 before, 4 insert, 8 delete, 16 update
+    select max(case when t.tgtype & 5 = 1 then 1 else 2 end)
+    from pg_trigger as t
+    where t.tgrelid = c.oid and not t.tgisinternal and t.tgenabled <> 'D'
+      and t.tgtype & 2 <> 0 and t.tgtype & 28 <> 0
+  ), 0) as before_triggers,
   exists (
     select from pg_constraint as k where k.conrelid = c.oid and k.contype = 'c'
   ) as checks,
