@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from pathlib import Path
 
 import psutil
+import pyspark
 import pytest
 
 from sideline.errors import AlreadyRunningError
@@ -196,6 +198,15 @@ def test_postgresql_restarted_under_a_running_pipeline(start, own_stack, kafka, 
     assert running.wait(60)
 
 
+def spark_home(folder: Path) -> Path:
+    """Spark as it is installed, with room for the files of a local cluster that go with the test."""
+    folder.mkdir()
+    for entry in Path(pyspark.__file__).parent.iterdir():
+        if entry.name != "work":
+            (folder / entry.name).symlink_to(entry)
+    return folder
+
+
 def test_an_executor_that_dies_costs_time_only(command, ready, database, kafka, topics, tmp_path):
     """Executors of a local cluster are killed while they work (P4)."""
     topic = topics(partitions=4)
@@ -204,7 +215,7 @@ def test_an_executor_that_dies_costs_time_only(command, ready, database, kafka, 
     running = command(
         *("run", app, "--once", "--slots", "2", "--master", "local-cluster[2,1,1024]"),
         SPARK_LOCAL_IP="127.0.0.1",
-        SPARK_WORKER_DIR=str(tmp_path / "work"),
+        SPARK_HOME=str(spark_home(tmp_path / "spark")),
     )
     wait_for(
         lambda: progress(database, "executors") and applied(database),

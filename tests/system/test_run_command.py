@@ -164,7 +164,7 @@ def test_what_cannot_travel_to_the_workers_is_named(command, ready, topics, tmp_
 
     assert run.end(120) == 2, run.err
     assert "cannot be sent to Spark's workers" in run.err
-    assert "@stuck.setup" in run.err
+    assert "setup" in run.err
     assert not list((run.directory / "tmp").glob("sideline-run-*"))
 
 
