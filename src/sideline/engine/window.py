@@ -71,16 +71,20 @@ class Pool:
         """Something finished since it was last cleared."""
         self._begin(size)
 
-    def chain(self, entry: Entry, tail: Entry | None) -> None:
-        """Run the entry once the one before it of its key has finished; never past a failed one."""
+    def chain(self, entry: Entry, tail: Entry) -> bool:
+        """Whether the entry may start; if not, it follows the one before it of its key.
+
+        Behind one that failed it never starts.
+        """
         with self._lock:
-            if tail is not None:
-                if tail.state in {WAITING, RUNNING}:
-                    tail.follower = entry
-                    return
-                if tail.state == FAILED and tail.ticket.valid:
-                    return
-        self._put(entry)
+            if tail.state in {WAITING, RUNNING}:
+                tail.follower = entry
+                return False
+            return not (tail.state == FAILED and tail.ticket.valid)
+
+    def start(self, entries: list[Entry]) -> None:
+        """Run entries as soon as there is a place for them."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """End the threads."""
@@ -92,7 +96,7 @@ class Pool:
     def _put(self, entry: Entry) -> None:
         raise NotImplementedError
 
-    def _start(self, entry: Entry) -> bool:
+    def _begin_entry(self, entry: Entry) -> bool:
         with self._lock:
             if not entry.ticket.valid:
                 entry.state = DROPPED
@@ -141,12 +145,17 @@ class ThreadPool(Pool):
         for _ in self._threads:
             self._todo.put(None)
 
+    def start(self, entries: list[Entry]) -> None:
+        """Run entries as soon as there is a place for them."""
+        for entry in entries:
+            self._todo.put(entry)
+
     def _put(self, entry: Entry) -> None:
         self._todo.put(entry)
 
     def _work(self) -> None:
         while (entry := self._todo.get()) is not None:
-            if not self._start(entry):
+            if not self._begin_entry(entry):
                 self._follow(entry)
                 continue
             error: BaseException | None = None
@@ -162,11 +171,12 @@ class LoopPool(Pool):
     """For coroutines: one event loop in one thread."""
 
     def _begin(self, size: int) -> None:
-        self._free = size
         self._todo: deque[Entry] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle: list[asyncio.Future[None]] = []
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, name="sideline-handlers", daemon=True)
+        self._thread = threading.Thread(
+            target=self._serve, args=(size,), name="sideline-handlers", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -174,26 +184,38 @@ class LoopPool(Pool):
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=5)
 
-    def _serve(self) -> None:
+    def start(self, entries: list[Entry]) -> None:
+        """Run entries as soon as there is a place for them."""
+        # Once for all of them: each call wakes the loop through a pipe.
+        self._loop.call_soon_threadsafe(self._queue, entries)
+
+    def _serve(self, size: int) -> None:
         asyncio.set_event_loop(self._loop)
+        workers = [self._loop.create_task(self._work()) for _ in range(size)]
         self._loop.run_forever()
+        for worker in workers:
+            worker.cancel()
+        self._loop.run_until_complete(asyncio.gather(*workers, return_exceptions=True))
         self._loop.close()
 
     def _put(self, entry: Entry) -> None:
-        self._loop.call_soon_threadsafe(self._queue, entry)
+        # Called by what just finished, inside the loop.
+        self._queue([entry])
 
-    def _queue(self, entry: Entry) -> None:
-        self._todo.append(entry)
-        self._fill()
+    def _queue(self, entries: list[Entry]) -> None:
+        self._todo.extend(entries)
+        for _ in range(min(len(entries), len(self._idle))):
+            self._idle.pop().set_result(None)
 
-    def _fill(self) -> None:
-        while self._free and self._todo:
+    async def _work(self) -> None:
+        while True:
+            while not self._todo:
+                idle = self._loop.create_future()
+                self._idle.append(idle)
+                await idle
             entry = self._todo.popleft()
-            if self._start(entry):
-                self._free -= 1
-                task = self._loop.create_task(self._run(entry))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+            if self._begin_entry(entry):
+                await self._run(entry)
             else:
                 self._follow(entry)
 
@@ -201,11 +223,14 @@ class LoopPool(Pool):
         error: BaseException | None = None
         try:
             entry.effects = effects_of(await self._handler(entry.event), self._allowed)
+        except asyncio.CancelledError as raised:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            error = raised
         except BaseException as raised:  # noqa: BLE001 - as in ThreadPool
             error = raised
-        self._free += 1
         self._finish(entry, error)
-        self._fill()
 
 
 class Window:
@@ -226,6 +251,7 @@ class Window:
         """Begin to handle events, which follow those that are in the window already."""
         entries = self._entries.setdefault(partition, deque())
         ticket = self._tickets.setdefault(partition, Ticket())
+        ready: list[Entry] = []
         for event in events:
             entry = Entry(event, ticket)
             entries.append(entry)
@@ -240,13 +266,15 @@ class Window:
                 self._pool.finished.set()
                 continue
             if key is None:
-                self._pool.chain(entry, None)
+                ready.append(entry)
                 continue
             # Per topic, not per partition: a topic that grew has keys in two of them.
             name = (partition.topic, key)
             tail = self._tails.get(name)
             self._tails[name] = entry
-            self._pool.chain(entry, tail)
+            if tail is None or self._pool.chain(entry, tail):
+                ready.append(entry)
+        self._pool.start(ready)
 
     def finished(self, partition: Partition) -> int:
         """How long the finished prefix of a partition is; a failed event ends it."""
