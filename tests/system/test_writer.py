@@ -352,6 +352,46 @@ def test_many_poison_rows(connection, rows, fold):
     assert [row[0] for row in rows()] == [n for n in numbers if n not in poison]
 
 
+def test_checks_are_asked_about_rows_that_are_left_out(connection, rows):
+    """A CHECK that a replaced row violates fails its event, without writing every row (K9)."""
+    connection.execute('alter table users add column "100%" text')
+    connection.execute("""alter table users add check (age % 2 = 0 and "100%" like '%a%')""")
+    statements = []
+    connection.cursor_factory = _recording(statements)
+
+    def batch(odd):
+        return [
+            work(n % 3, user(n % 3, f"v{n}", age=3 if n == odd else 2, **{"100%": "banana"}))
+            for n in range(30)
+        ]
+
+    writer = Writer(connection)
+    assert not writer.write(batch(None)).failed
+    assert statements.count("insert users") == 1
+    written = writer.write(batch(4))
+    assert failures(written) == {4: "CheckViolation"}
+    assert written.followers == set(range(7, 30, 3))
+    assert [row[:2] for row in rows()] == [(0, "v27"), (1, "v1"), (2, "v29")]
+
+
+def test_checks_that_fail_themselves(connection, rows):
+    """A constraint that cannot be evaluated for a row is that row's error (K9)."""
+    connection.execute("alter table users add check (10 / age > 0)")
+    written = Writer(connection).write([work(1, user(1, "a", age=n)) for n in (1, 0, 2)])
+    assert failures(written) == {1: "DivisionByZero"}
+    assert rows() == [(1, "a", 1)]
+
+
+def test_checks_on_the_whole_row(connection, rows):
+    """A constraint that takes the row as a whole is left to PostgreSQL (K9)."""
+    connection.execute("alter table users add check (users is not null)")
+    writer = Writer(connection)
+    written = writer.write([work(1, user(1, name, age=1)) for name in ("a", None, "b")])
+    assert failures(written) == {1: "CheckViolation"}
+    assert rows() == [(1, "a", 1)]
+    assert writer.notes()
+
+
 def test_more_poison_than_the_judge_sorts_out(connection, rows):
     """Hundreds of bad rows among good ones are found as well (K8)."""
     batch = [work(n, user(n, "much too long" if n % 2 else "x")) for n in range(1000)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from sideline.effects import Upsert
@@ -46,27 +46,40 @@ def alike(batch: Sequence[Work], shapes: Shapes) -> tuple[Shape, list[list[Any]]
         return None
 
 
-def fold_alike(shape: Shape, columns: list[list[Any]], events: Sequence[int]) -> Folded | None:
+def fold_alike(
+    shape: Shape, columns: list[list[Any]], events: Sequence[int], shapes: Shapes
+) -> Folded | None:
     """Upserts of one shape with the last of each row left; None: it takes a closer look."""
     ids = _ids(shape, columns)
     places = None if ids is None else _last_places(shape, columns, ids)
     if ids is None or places is None:
         return None
     touch = Touch(shape.table, events, ids)
-    if len(places) < len(events) and not vouched(shape, columns):
-        return _without_doubtful(shape, columns, touch)
+    if len(places) < len(events):
+        doubts = _doubts(shape, columns, set(places.values()), shapes)
+        if doubts is None or len(doubts) > MOST_SUSPECTS:
+            return None
+        if doubts:
+            return Folded(touch, None, {events[place] for place in doubts})
     order = sorted(places)  # type: ignore[type-var]  # identities of one kind compare
     chosen = [places[key] for key in order]
     kept = [[column[place] for place in chosen] for column in columns]
     return Folded(touch, Bulk(shape, kept, order, touch), set())
 
 
-def _without_doubtful(shape: Shape, columns: list[list[Any]], touch: Touch) -> Folded | None:
-    """Who must be left out for the others to be folded; None: there are too many."""
-    places = [] if shape.table.unfolded or not shape.complete else doubtful(shape, columns)
-    if not places or len(places) > MOST_SUSPECTS:
+def _doubts(
+    shape: Shape, columns: list[list[Any]], kept: set[int], shapes: Shapes
+) -> Collection[int] | None:
+    """The places that nobody vouches for, among all or those not kept; None: cannot be told."""
+    if shape.table.unfolded or not shape.complete:
         return None
-    return Folded(touch, None, {touch.events[place] for place in places})
+    found = set() if all(map(vouches, shape.columns, columns)) else set(doubtful(shape, columns))
+    if not shape.table.checks or len(found) > MOST_SUSPECTS:
+        return found
+    settled = kept | found
+    asked = [place for place in range(len(columns[0])) if place not in settled]
+    refused = shapes.refused(shape, [[column[place] for place in asked] for column in columns])
+    return None if refused is None else found | {asked[place] for place in refused}
 
 
 def columns_of(shape: Shape, rows: Sequence[Row]) -> list[list[Any]]:
@@ -109,7 +122,8 @@ def _last_places(
 
 def vouched(shape: Shape, columns: list[list[Any]]) -> bool:
     """Whether PostgreSQL would take each of these rows by itself."""
-    if shape.verb != "delete" and (shape.table.unfolded or not shape.complete):
+    table = shape.table
+    if shape.verb != "delete" and (table.unfolded or table.checks or not shape.complete):
         return False
     return all(map(vouches, shape.columns, columns))
 

@@ -10,7 +10,7 @@ from psycopg import errors
 from psycopg.rows import namedtuple_row
 
 from sideline.homes.names import parse_table, quote
-from sideline.homes.tables import Column, Table, Unique
+from sideline.homes.tables import Check, Column, Table, Unique
 
 # Tables and partitioned tables; foreign tables take rows too, but no ON CONFLICT DO UPDATE.
 _TABLE_KINDS = frozenset("rp")
@@ -82,11 +82,17 @@ class Catalogue:
             if known is None:
                 columns = cursor.execute(_COLUMNS, {"table": relation.oid}).fetchall()
                 uniques = cursor.execute(_UNIQUES, (relation.oid,)).fetchall()
-                known = self._by_oid[relation.oid] = _table(relation, columns, uniques)
+                checks = cursor.execute(_CHECKS, (relation.oid,)).fetchall()
+                known = self._by_oid[relation.oid] = _table(relation, columns, uniques, checks)
             return known
 
 
-def _table(relation: Any, columns: Sequence[Any], uniques: Sequence[Any]) -> Table:  # noqa: ANN401 - rows
+def _table(
+    relation: Any,  # noqa: ANN401 - a row
+    columns: Sequence[Any],
+    uniques: Sequence[Any],
+    checks: Sequence[Any],
+) -> Table:
     return Table(
         oid=relation.oid,
         label=f"{relation.nspname}.{relation.relname}",
@@ -100,6 +106,9 @@ def _table(relation: Any, columns: Sequence[Any], uniques: Sequence[Any]) -> Tab
         exclusive=tuple(frozenset(row.columns) for row in uniques if row.columns),
         parents=frozenset(relation.parents),
         in_log_order=_why_in_log_order(relation),
+        checks=tuple(
+            Check(frozenset(row.columns), row.expression.replace("%", "%%")) for row in checks
+        ),
         unfolded=_why_unfolded(relation, columns),
         delete_cascades=relation.delete_cascades,
         update_cascades=frozenset(relation.update_cascades),
@@ -120,7 +129,7 @@ def _why_unfolded(relation: Any, columns: Sequence[Any]) -> str | None:  # noqa:
     """What only PostgreSQL can say about a row."""
     reasons = {
         "it has a BEFORE trigger": relation.before_triggers,
-        "it has a CHECK constraint": relation.checks,
+        "it has a CHECK constraint on the whole row": relation.whole_row_checks,
         "it has row security": relation.relrowsecurity,
         "it is partitioned": relation.relispartition or relation.relkind == "p",
         "it has an index on an expression": relation.expression_indexes,
@@ -169,8 +178,9 @@ select
       and t.tgtype & 2 <> 0 and t.tgtype & 28 <> 0
   ), 0) as before_triggers,
   exists (
-    select from pg_constraint as k where k.conrelid = c.oid and k.contype = 'c'
-  ) as checks,
+    select from pg_constraint as k
+    where k.conrelid = c.oid and k.contype = 'c' and (0 >= any (k.conkey)) is not false
+  ) as whole_row_checks,
   exists (
     select from pg_constraint as k
     where k.confrelid = c.oid and k.contype = 'f' and k.confdeltype in ('c', 'n', 'd')
@@ -242,6 +252,19 @@ join pg_type as t on t.oid = b.oid
 left join pg_collation as l on l.oid = a.attcollation
 where b.typtype <> 'd'
 order by a.attnum
+"""
+
+# CHECK constraints: the expressions as PostgreSQL writes them, columns by their bare names.
+_CHECKS = """
+select
+  pg_get_expr(k.conbin, k.conrelid) as expression,
+  array(
+    select a.attname::text from pg_attribute as a
+    where a.attrelid = k.conrelid and a.attnum = any (k.conkey)
+  ) as columns
+from pg_constraint as k
+where k.conrelid = %s and k.contype = 'c'
+order by k.conname
 """
 
 # Unique indexes, and whether ON CONFLICT (columns) accepts them.

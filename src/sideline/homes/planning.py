@@ -50,7 +50,7 @@ def _usual(batch: Sequence[Work], events: Sequence[int], shapes: Shapes) -> Plan
     found = alike(batch, shapes)
     if found is None or found[0].table.in_log_order or _reaches_others([found[0]]):
         return None
-    folded = fold_alike(*found, events)
+    folded = fold_alike(*found, events, shapes)
     if folded is None:
         return None
     steps: list[Step] = [] if folded.step is None else [folded.step]
@@ -198,7 +198,7 @@ def _table_steps(table: Table, group: _Group, shapes: Shapes) -> _TableSteps:
         # New rows share nothing, as far as can be known.
         return _TableSteps(Touch(table, group.events, group.events), (), list(_inserts(group)))
     if len(kinds) == 1 and verbs == {"upsert"}:
-        folded = _folded(group)
+        folded = _folded(group, shapes)
         if folded is not None:
             return folded
     touch = Touch(table, group.events, _identities(table, group))
@@ -214,11 +214,11 @@ def _one_by_one(touch: Touch, group: _Group) -> _TableSteps:
     return _TableSteps(touch, (), [Ordered(effects)])
 
 
-def _folded(group: _Group) -> _TableSteps | None:
+def _folded(group: _Group, shapes: Shapes) -> _TableSteps | None:
     """Upserts that are all alike, by whole columns."""
     shape = group.shapes[0]
     columns = columns_of(shape, [effect[1] for effect in group.effects])
-    folded = fold_alike(shape, columns, group.events)
+    folded = fold_alike(shape, columns, group.events, shapes)
     if folded is None:
         return None
     writes: list[Step] = [] if folded.step is None else [folded.step]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from sideline.effects import Delete, Insert, Upsert
@@ -40,11 +40,16 @@ class Shape:
         return [column_literal(column, (row[column.name],)) for column in self.columns]
 
 
-class Shapes:
-    """The shapes that were seen, each made once."""
+Refused = Callable[[Shape, list[list[Any]]], "Sequence[int] | None"]
+"""Asks PostgreSQL which rows the table's CHECKs refuse; None: it cannot tell."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
+
+class Shapes:
+    """The shapes that were seen, each made once; and what PostgreSQL says about their rows."""
+
+    def __init__(self, catalogue: Catalogue, refused: Refused) -> None:
         self._catalogue = catalogue
+        self.refused = refused
         self._seen: dict[tuple[Any, ...], Shape] = {}
         self._made: dict[tuple[Any, ...], Shape] = {}
 
@@ -135,6 +140,33 @@ def _refuse_missing(table: str, row: Mapping[str, Any], wanted: frozenset[str], 
     if not wanted or not wanted <= row.keys():
         names = ", ".join(sorted(wanted - row.keys())) or "(none)"
         raise ValueError(f"an upsert into {table} lacks its {what} column in the row: {names}")
+
+
+def check_sql(shape: Shape) -> str | None:
+    """Which rows the table's CHECKs refuse, as an array of places; None: they name more columns.
+
+    Parameters as in ``Shape.arguments``, then the number of rows.
+    """
+    checks = shape.table.checks
+    names = {column.name for column in shape.columns}
+    if not all(check.columns <= names for check in checks):
+        return None
+    items = "".join(
+        f"unnest(%s::{column.stage}[])"
+        + ("" if column.cast is None else f"::{column.cast}")
+        + f" as {quote(column.name)}, "
+        for column in shape.columns
+    )
+    # NULL is no refusal.
+    refused = " or ".join(f"({check.sql}) is false" for check in checks)
+    return (
+        f"select coalesce(array_agg({_PLACE}), '{{}}')\n"
+        f"from (select {items}generate_series(0, %s) as {_PLACE}) as s\n"
+        f"where {refused}"
+    )
+
+
+_PLACE = '"place in the arrays"'
 
 
 def statement(shape: Shape, origin: str) -> str:

@@ -41,6 +41,15 @@ class Unique(NamedTuple):
     """Equal means the same bytes: no collation of the index says otherwise."""
 
 
+class Check(NamedTuple):
+    """A CHECK constraint."""
+
+    columns: frozenset[str]
+    """The columns that it speaks of."""
+    sql: str
+    """Its expression, for statements with parameters."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Table:
     """One table; compared by identity, the catalogue makes one for each."""
@@ -58,6 +67,7 @@ class Table:
     """Tables that this one refers to."""
     in_log_order: str | None
     """Why rows must be written one by one in log order; None: they need not."""
+    checks: tuple[Check, ...]
     unfolded: str | None
     """Why no row may be left out although a later one replaces it; None: it may."""
     delete_cascades: bool

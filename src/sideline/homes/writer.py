@@ -29,7 +29,7 @@ from sideline.homes.plans import (
     Work,
 )
 from sideline.homes.poison import Apart, write_apart
-from sideline.homes.statements import Shape, Shapes
+from sideline.homes.statements import Shape, Shapes, check_sql
 
 __all__ = ["Work", "Writer", "Written"]
 
@@ -77,7 +77,7 @@ class Writer:
         self._connection = connection
         self._fold = fold
         self._catalogue = Catalogue(connection)
-        self._shapes = Shapes(self._catalogue)
+        self._shapes = Shapes(self._catalogue, self._refused_by_checks)
         self._understood: set[str] = set()
         self._refused: Sequence[Work] | None = None
 
@@ -242,6 +242,22 @@ class Writer:
 
     def _make_immediate(self) -> None:
         self._connection.execute("set constraints all immediate")
+
+    def _refused_by_checks(self, shape: Shape, columns: list[list[Any]]) -> Sequence[int] | None:
+        """Which rows a CHECK of the table refuses; None: it cannot be asked, or fails itself."""
+        sql = check_sql(shape)
+        if sql is None:
+            return None
+        refused: list[int] = []
+
+        def ask() -> None:
+            for start in range(0, len(columns[0]), ROWS_PER_STATEMENT):
+                part = [column[start : start + ROWS_PER_STATEMENT] for column in columns]
+                arguments = [*shape.arguments(part), len(part[0]) - 1]
+                row = self._connection.execute(sql, arguments, prepare=True).fetchone()
+                refused.extend(start + place for place in (row[0] if row else ()))
+
+        return None if self._attempt(ask) is not None else refused
 
     # -- in log order
 
