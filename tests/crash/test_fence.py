@@ -168,11 +168,11 @@ def test_the_higher_attempt_wins_and_the_lower_one_gives_way(ground):
 
 def test_warmed_up_before_the_take(grounds):
     """A successor that prefetched while its predecessor went on uses only what still fits (K2)."""
-    ground = grounds(handler="slow", argument=0.004, slice_size=10)
+    ground = grounds(handler="slow", argument=0.01, slice_size=10)
     ground.publish(numbered(300))
     before = ground.start(ground.lease(seconds=2.0))
     wait_for(lambda: ground.next_offsets()[0] > 0, what="the first slice")
-    after = ground.start(ground.lease(seconds=40))
+    after = ground.start(ground.lease(seconds=40), pipeline={"argument": 0})
     (first,) = before.reports()
     (second,) = after.reports()
     assert first.partitions[0].applied

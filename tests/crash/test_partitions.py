@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tests.support.checkers import Place
 from tests.support.ground import numbered
@@ -155,6 +155,17 @@ def transactions(ground, *plan):
             ]
         else:
             producer.abort_transaction(30)
+    wait_for(lambda: ground.ends() == {0: written_end(ground)}, what="the transactions' markers")
+
+
+def written_end(ground):
+    """The end of the log with what is not yet committed."""
+    settings = {"bootstrap.servers": ground.kafka, "group.id": "x", "log_level": 0}
+    consumer = Consumer(settings | {"isolation.level": "read_uncommitted"})
+    try:
+        return consumer.get_watermark_offsets(TopicPartition(ground.topic, 0), timeout=30)[1]
+    finally:
+        consumer.close()
 
 
 @pytest.mark.parametrize(

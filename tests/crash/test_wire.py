@@ -14,7 +14,7 @@ from tests.support.proxy import wire
 EVENTS = 60
 SLICES = 6
 # Warm-up, the take and its questions commit too: this many before the first slice, at most.
-OTHERS = 8
+OTHERS = 6
 
 
 def run_through(ground, **plan):

@@ -36,7 +36,7 @@ class Ground:
         self.epoch = 0
         self.round = 0
         self.kills = 0
-        self._producer = Producer({"bootstrap.servers": kafka, "linger.ms": 0})
+        self._producer = Producer({"bootstrap.servers": kafka, "linger.ms": 0, "log_level": 0})
         self._watcher = Consumer({"bootstrap.servers": kafka, "group.id": "watcher"})
         known = self._watcher.list_topics(topic, timeout=30).topics[topic]
         self.partitions = sorted(known.partitions)
