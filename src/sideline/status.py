@@ -27,7 +27,7 @@ def gather(settings: Settings, name: str | None = None) -> list[dict[str, Any]]:
         if name is not None:
             found = [row for row in found if row["name"] == name]
             if not found:
-                message = f"there is no pipeline {name!r} in this ledger."
+                message = f"no pipeline {name!r} has run with this database."
                 raise NotFoundError(message, hint="`sideline status` lists those there are.")
         cluster = Cluster(settings.kafka_client()) if settings.kafka else None
         return [_describe(connection, row, cluster, settings) for row in found]

@@ -68,6 +68,8 @@ class Options:
     room: Callable[[], Room] = lambda: Room(2, hand_over=True)
     """What may be used of Spark; it changes with the other pipelines of the session."""
     secrets: str | None = None
+    database: str | None = None
+    """The database's place, as far as it may be shown."""
     start_given: bool = False
     """The start was said for this run: only a new pipeline may."""
 
@@ -232,6 +234,7 @@ class Driver:
             ends_at=time.time() + seconds,
             rate=self._pipeline.rate,
             secrets=self._options.secrets,
+            database=self._options.database,
         )
         job = Job(
             self._round,
@@ -407,7 +410,13 @@ class Driver:
         if not changed:
             return
         reach("before-group-commit")
-        if self._cluster.commit_group(self._pipeline.name, changed):
+        try:
+            shown = self._cluster.commit_group(self._pipeline.name, changed)
+        except RefusedError as error:
+            # Progress is in PostgreSQL: the group only shows it.
+            self.troubles["group"] = error.message
+            return
+        if shown:
             self._committed |= changed
             self._foreign = False
             self.troubles.pop("group", None)
@@ -498,7 +507,8 @@ def _failed(pipeline: Pipeline, failure: dict[str, Any]) -> SidelineError:
     )
     error = EventFailedError(
         message,
-        hint="Everything before it is applied. Mend the handler, then run again; it goes on there.",
+        hint="Everything before it is applied. Mend the handler and run again: it goes on there.\n"
+        "--debug shows the handler's traceback.",
     )
     error.add_note(failure["traceback"])
     return error

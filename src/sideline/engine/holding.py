@@ -23,6 +23,7 @@ from sideline.errors import FencedError, SidelineError
 from sideline.homes.calls import CallsHome
 from sideline.homes.postgres import PostgresHome
 from sideline.ledger.store import Claim, Held, Ledger, Parting
+from sideline.policies import Block
 from sideline.sinks import Calls
 from sideline.slices import SLICE_BYTES, Failure, Handled, Outcome, admit
 
@@ -372,7 +373,8 @@ class Holding:
     # Trouble
 
     def _failed(self, hand: Hand, failure: Failure) -> None:
-        if self._pipeline.recovers(failure.error):
+        blocks = isinstance(self._pipeline.on_failure, Block)
+        if blocks or self._pipeline.recovers(failure.error):
             self._back_off(hand, f"{type(failure.error).__name__}: {failure.error}")
             log.warning("event %s waits: %s", failure.event.id, hand.trouble)
             return

@@ -51,6 +51,8 @@ class Lease:
     """Events per second at most."""
     secrets: str | None = None
     """A file that only this user can read, with the addresses and passwords of the run."""
+    database: str | None = None
+    """Host, port and name of the database: a worker that knows another one must not write."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

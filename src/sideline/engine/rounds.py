@@ -104,6 +104,7 @@ def leases(  # noqa: PLR0913 - what a lease says, by keyword
     ends_at: float,
     rate: float | None,
     secrets: str | None,
+    database: str | None = None,
 ) -> list[Lease]:
     """One lease a slot."""
     packed = list(groups)
@@ -120,6 +121,7 @@ def leases(  # noqa: PLR0913 - what a lease says, by keyword
             ends_at=ends_at,
             rate=share_of_rate,
             secrets=secrets,
+            database=database,
         )
         for group in packed
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import tempfile
 import threading
 from functools import partial
@@ -20,6 +21,7 @@ from sideline.engine.room import Guest
 from sideline.errors import ConfigurationError, NotFoundError
 from sideline.homes.writer import Writer
 from sideline.ledger import schema
+from sideline.ledger.connection import place as where
 from sideline.ledger.place import Place
 from sideline.sinks import Postgres
 from sideline.topics.admin import Cluster
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from sideline.settings import Settings
 
 log = logging.getLogger(__name__)
+
+_FOLDER = "sideline-run-"
 
 
 class Running:
@@ -89,6 +93,8 @@ class Running:
             code = ship(pipeline)
             place.ask(partial(_check_effects, pipeline))
             place.ask(schema.ensure)
+            # A session that is there already belongs to whoever made it.
+            spark = spark or session.active()
             own = spark is None
             spark = spark or session.build(width, master=master, name=f"sideline {pipeline.name}")
             session.check(spark)
@@ -105,6 +111,7 @@ class Running:
             wait_for_topics=wait_for_topics,
             room=guest.room,
             secrets=str(secrets),
+            database=where(database),
             start_given=start is not None,
         )
         driver = Driver(pipeline, place, cluster, jobs, options)
@@ -204,9 +211,19 @@ def _database(pipeline: Pipeline, found: Settings) -> str:
     return found.require_database()
 
 
+def _bury_secrets() -> None:
+    """Remove what drivers left behind that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
+        pid = folder.name.removeprefix(_FOLDER).partition("-")[0]
+        ours = folder.stat(follow_symlinks=False).st_uid == os.getuid()
+        if ours and pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def _write_secrets(database: str, kafka: dict[str, Any]) -> Path:
     """Addresses and passwords for the workers: in a file that only this user can read."""
-    folder = Path(tempfile.mkdtemp(prefix="sideline-run-"))
+    _bury_secrets()
+    folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
     path = folder / "access.json"
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "wb") as file:

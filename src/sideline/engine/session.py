@@ -62,6 +62,16 @@ def build(slots: int, *, master: str | None = None, name: str = "sideline") -> S
     return builder.getOrCreate()
 
 
+def active() -> SparkSession | None:
+    """The session that this process has already, if it has one."""
+    from pyspark import SparkContext  # noqa: PLC0415 - slow to import
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    if SparkContext._active_spark_context is None:  # noqa: SLF001 - it has no public name
+        return None
+    return SparkSession.Builder().getOrCreate()
+
+
 def check(spark: SparkSession) -> None:
     """Refuse a session that breaks a promise, with everything that is wrong at once."""
     conf = spark.sparkContext.getConf()

@@ -15,8 +15,10 @@ from typing import Any
 import orjson
 from pyspark import Broadcast, TaskContext, cloudpickle
 
-from sideline.engine.lease import Lease
+from sideline.engine.lease import Lease, Report, failure_of
 from sideline.engine.worker import Access, Worker
+from sideline.errors import RefusedError, SidelineError
+from sideline.ledger.connection import place
 
 FAREWELL_SECONDS = 0.1
 
@@ -42,7 +44,12 @@ class Task:
         attempt = context.taskAttemptId() if context is not None else 0
         for text in leases:
             lease = Lease.from_dict(orjson.loads(text))
-            report = self._worker(lease).work(lease, attempt)
+            try:
+                report = self._worker(lease).work(lease, attempt)
+            except SidelineError as error:
+                # A host that is set up otherwise: no attempt of any round would fare better.
+                failure = failure_of(error, event=None, stage="setup")
+                report = Report(lease.round, failure=failure)
             yield orjson.dumps(report.as_dict()).decode()
 
     def _worker(self, lease: Lease) -> Worker:
@@ -52,7 +59,7 @@ class Task:
                 _begin_process()
             sys.path += [folder for folder in self.folders if folder not in sys.path]
             pipeline = cloudpickle.loads(self.pipeline.value)
-            worker = _workers[self.run] = Worker(pipeline, access(lease.secrets))
+            worker = _workers[self.run] = Worker(pipeline, access(lease))
             _spare_garbage_collection()
         return worker
 
@@ -73,15 +80,23 @@ class Farewell:
         yield from items
 
 
-def access(secrets: str | None) -> Access:
+def access(lease: Lease) -> Access:
     """Addresses and passwords: from the run's private file, else from this host's settings."""
-    if secrets is not None and Path(secrets).exists():
-        data: dict[str, Any] = orjson.loads(Path(secrets).read_bytes())
+    if lease.secrets is not None and Path(lease.secrets).exists():
+        data: dict[str, Any] = orjson.loads(Path(lease.secrets).read_bytes())
         return Access(data["database"], data["kafka"])
     from sideline import settings  # noqa: PLC0415 - only on a cluster's executors
 
     found = settings.load()
-    return Access(found.require_database(), found.kafka_client())
+    database = found.require_database()
+    if lease.database not in {None, place(database)}:
+        message = (
+            f"this host's settings name the database {place(database)}, "
+            f"but the pipeline runs with {lease.database}."
+        )
+        hint = "Set SIDELINE_DATABASE on the executors to the database of the pipeline."
+        raise RefusedError(message, hint=hint)
+    return Access(database, found.kafka_client())
 
 
 def _spare_garbage_collection() -> None:

@@ -13,6 +13,8 @@ from sideline.errors import ConfigurationError, DatabaseUnreachableError, Refuse
 Connection = psycopg.Connection[Any]
 
 CONNECT_SECONDS = 10
+# What the catalogue says of unique indexes came with 15.
+OLDEST_SERVER = 150_000
 # Ours only: whoever finds a frozen holder of a row ends no session but these.
 APPLICATION = "sideline"
 
@@ -35,13 +37,22 @@ def connect(url: str, *, role: str, autocommit: bool = False) -> Connection:
 def reach(url: str, *, role: str, autocommit: bool = False) -> Connection:
     """Like `connect`, with one sentence for whoever started the command."""
     try:
-        return connect(url, role=role, autocommit=autocommit)
+        return _new_enough(connect(url, role=role, autocommit=autocommit))
     except psycopg.OperationalError as error:
         raise unreachable(url, error) from error
     except psycopg.ProgrammingError as error:
         message = "the database setting is not a PostgreSQL URL."
         hint = "Write it like postgresql://user@host:5432/name."
         raise ConfigurationError(message, hint=hint) from error
+
+
+def _new_enough(connection: Connection) -> Connection:
+    if connection.info.server_version < OLDEST_SERVER:
+        version = connection.info.server_version // 10_000
+        connection.close()
+        message = f"the database is PostgreSQL {version}; sideline needs 15 or later."
+        raise RefusedError(message)
+    return connection
 
 
 def unreachable(url: str, error: psycopg.Error) -> DatabaseUnreachableError:
