@@ -75,9 +75,13 @@ def _handle_runs(
     before = clock.monotonic()
     while len(effects) < len(events) and failure is None:
         done = len(results)
+        wanted = events[done : done + length]
         try:
             # What came before an exception stays in the list.
-            results.extend(map(pipeline.handle, events[done : done + length]))
+            results.extend(map(pipeline.handle, wanted))
+            if len(results) < done + len(wanted):
+                # To map() it was the end of the events; to the handler it was an exception.
+                raise StopIteration  # noqa: TRY301
         except KeyboardInterrupt:
             raise
         # Whatever a handler raises, SystemExit included, is a failure of its event alone.
