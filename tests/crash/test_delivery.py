@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+import psycopg
 import pytest
 
 from tests.support import checkers
@@ -76,6 +77,41 @@ def test_at_most_once_leaves_failing_events_out(grounds):
     ground.run()
     row = ground.accounts()[ground.topic, 0]
     assert (row.consumed, row.applied, row.skipped, row.unknown) == (20, 15, 5, 0)
+
+
+def test_at_most_once_waits_for_what_heals(grounds):
+    """A slice that PostgreSQL refused for the moment is written later, not lost (C2, F2)."""
+    ground = grounds(delivery="at-most-once", skip=True, slice_size=10)
+    ground.publish(numbered(EVENTS))
+    ground.query("insert into users values ('k13', 'locked')")
+    with psycopg.connect(ground.database) as locker:
+        locker.execute("select from users where id = 'k13' for update")
+        worker = ground.start(ground.lease())
+        waiting = "select pid from pg_stat_activity where wait_event_type = 'Lock' and pid <> %s"
+        found = wait_for(lambda: ground.query(waiting, 0), what="the worker waits for the row")
+        assert ground.accounts()[ground.topic, 0].unknown == 10
+        ground.query("select pg_cancel_backend(%s)", found[0][0])
+    worker.reports()
+    assert ground.accounts()[ground.topic, 0].unknown == 0
+    ground.check()
+
+
+def test_at_most_once_loses_little_of_slow_events(grounds, tmp_path):
+    """The slower the handler, the fewer events a death makes unknown (C2)."""
+    path = tmp_path / "calls"
+    ground = grounds(
+        delivery="at-most-once",
+        skip=True,
+        calls=True,
+        handler="slow_call",
+        argument=[str(path), 0.05],
+        handler_timeout="1s",
+    )
+    ground.publish(numbered(200))
+    ground.killed(ground.start(ground.lease(), crash_at="after-handler:2"))
+    row = ground.accounts()[ground.topic, 0]
+    assert 0 < row.unknown <= 32
+    assert row.consumed < 200
 
 
 def test_exactly_once_with_the_handlers_own_statements(grounds):

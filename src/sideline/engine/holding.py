@@ -48,6 +48,9 @@ OUTAGE_SECONDS = 5.0
 # Our own timeouts and the server's statement_timeout: half a slice may pass.
 SLICE_TOO_LONG = frozenset({"25P03", "25P04", "57014"})
 DEADLOCK = "40P01"
+# At most once, a slice is over only when all of it is handled: how many events fit is learned.
+UNSURE_EVENTS = 64
+UNSURE_SECONDS = 0.25
 
 log = logging.getLogger(__name__)
 
@@ -66,11 +69,17 @@ class Hand:
     trouble: str | None = None
     limit: int = 0
     """Events of the next slice at most; halved when a transaction took too long."""
+    pace: int = UNSURE_EVENTS
+    """At most once: events of the next slice at most, so that a death loses little."""
+    unsure: Handled | None = None
+    """At most once: what progress has passed and what is not written yet."""
 
     @property
     def finished(self) -> bool:
-        """Whether the bound is reached."""
-        return self.bound is not None and self.held.next_offset >= self.bound
+        """Whether the bound is reached, with nothing left to be written."""
+        if self.bound is None or self.unsure is not None:
+            return False
+        return self.held.next_offset >= self.bound
 
 
 class Holding:
@@ -103,6 +112,7 @@ class Holding:
         self._reader = self._worker.reader(self._lease, self._claim.lease)
         self._reader.drop_all()
         self._worker.pulse.start(self._lease.epoch, self._connection)
+        self._worker.look_at_tables_again()
         # Warm-up: connect and prefetch, nothing else. What counts is read after the take.
         for partition, offset in self._ledger.guesses(self._wanted).items():
             self._reader.aim(partition, offset)
@@ -240,7 +250,9 @@ class Holding:
             span = self._reader.span(hand.held.partition)
             if hand.due > now or hand.finished:
                 continue
-            if span.events:
+            if hand.unsure is not None:
+                ripe.append(hand)
+            elif span.events:
                 late = now - hand.first_at >= FILL_SECONDS
                 if late or full or len(span.events) >= hand.limit or self._is_live(hand, span):
                     ripe.append(hand)
@@ -260,9 +272,8 @@ class Holding:
     # Slices
 
     def _slice(self, hand: Hand) -> None:
-        span = self._reader.span(hand.held.partition)
-        events, end = self._cut(hand, span)
-        if not events and end <= hand.held.next_offset:
+        events, end = self._cut(hand, self._reader.span(hand.held.partition))
+        if not events and end <= hand.held.next_offset and hand.unsure is None:
             # At most once: progress may have passed what is still buffered.
             self._reader.done(hand.held.partition, hand.held.next_offset)
             return
@@ -280,8 +291,13 @@ class Holding:
 
     def _cut(self, hand: Hand, span: Span) -> tuple[list[Event], int]:
         """The events of the next slice, and where progress stands behind them."""
+        if hand.unsure is not None:
+            return [], hand.held.next_offset
         events = span.events
-        limit = self._allowance(min(hand.limit, len(events)))
+        limit = min(hand.limit, len(events))
+        if self._pipeline.delivery == "at-most-once":
+            limit = min(limit, hand.pace)
+        limit = self._allowance(limit)
         if span.bytes > SLICE_BYTES:
             limit = min(limit, max(1, len(events) * SLICE_BYTES // span.bytes))
         whole = limit >= len(events)
@@ -306,7 +322,10 @@ class Holding:
         if self._pipeline.wants_transaction:
             return self._rows.run(hand.held, events, end, self._clock)
         if self._pipeline.delivery == "at-most-once":
-            return self._process_unsure(hand, events, end)
+            hand.unsure = hand.unsure or self._begin_unsure(hand, events, end)
+            outcome = self._home.finish_unsure(hand.held, hand.unsure)
+            hand.unsure = None
+            return outcome
         handled, failure = self._handle(hand, events, end)
         reach("after-handler")
         if failure is not None and not handled.events:
@@ -314,7 +333,9 @@ class Holding:
         outcome = self._home.commit(hand.held, handled)
         return outcome if outcome.failure or not failure else outcome._replace(failure=failure)
 
-    def _process_unsure(self, hand: Hand, events: list[Event], end: int) -> Outcome:
+    def _begin_unsure(self, hand: Hand, events: list[Event], end: int) -> Handled:
+        """Pass events first, then handle them; what fails is left out."""
+        started = self._clock.monotonic()
         self._home.begin_unsure(hand.held, events, end)
         effects: list[Any] = []
         skipped = 0
@@ -333,10 +354,10 @@ class Holding:
                 keys.append(None)
                 skipped += 1
         reach("after-handler")
+        quick = self._clock.monotonic() - started < UNSURE_SECONDS
+        hand.pace = min(hand.pace * 2, self._pipeline.slice_size) if quick else hand.pace // 2 or 1
         whole = Handled(hand.held.next_offset, end, events, effects, skipped, executes)
-        if self._pipeline.key is not None:
-            whole = whole._replace(keys=keys)
-        return self._home.finish_unsure(hand.held, whole)
+        return whole if self._pipeline.key is None else whole._replace(keys=keys)
 
     def _handle(self, hand: Hand, events: list[Event], end: int) -> tuple[Handled, Failure | None]:
         started = self._clock.monotonic()
@@ -428,9 +449,8 @@ class Holding:
         for hand in self._hands.values():
             hand.trouble = str(error)
         self._worker.lose_reader()
+        # It reads nothing yet: whatever is due is read again from its progress on.
         self._reader = self._worker.reader(self._lease, self._claim.lease)
-        for partition, hand in self._hands.items():
-            self._reader.aim(partition, hand.held.next_offset)
         self._clock.sleep(min(1.0, max(0.0, self._ends - self._clock.monotonic())))
 
     def _gone(self) -> bool:
@@ -444,12 +464,15 @@ class Holding:
         self._connect(self._ends + OUTAGE_SECONDS)
         self._ledger.reannounce()
         for hand in list(self._hands.values()):
+            # At most once: whether it was written nobody knows, so it is not written again.
+            hand.unsure = None
             try:
                 hand.held.next_offset = self._ledger.settle(hand.held)
             except FencedError:
                 self._fenced(hand)
                 continue
-            self._reader.own(hand.held.partition, hand.held.next_offset)
+            if self._reader.reads(hand.held.partition):
+                self._reader.own(hand.held.partition, hand.held.next_offset)
 
     def _connect(self, until: float) -> None:
         self._connection = self._worker.connection(until)
