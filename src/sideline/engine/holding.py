@@ -33,8 +33,11 @@ if TYPE_CHECKING:
 
 # How often a task looks again at partitions that nobody announced as released.
 LOOK_AGAIN_SECONDS = 0.25
-# While behind, wait this long for a slice to fill up: a big slice folds better.
+# While behind, wait this long for a slice to fill up: a big slice folds better. Longer while so
+# many events come with every look that it will soon be full.
 FILL_SECONDS = 0.05
+FLOOD_SECONDS = 0.5
+FLOOD_EVENTS = 500
 # Live and busy, wait this long: a transaction per poll starves a busy machine.
 LINGER_SECONDS = 0.003
 BUSY_EVENTS_PER_SECOND = 2_000
@@ -106,6 +109,7 @@ class Holding:
         self._budget = 0.0
         self._budget_at = now
         self._busy = False
+        self._flood = False
 
     def __enter__(self) -> Self:
         self._connect(self._ends)
@@ -211,7 +215,8 @@ class Holding:
             return
         if buffered:
             # Behind, with a slice that is not worth it yet: there is something to wait for.
-            self._reader.linger(LINGER_SECONDS if self._busy or not self._ripe() else 0.0)
+            pause = LINGER_SECONDS if self._busy or not self._ripe() else 0.0
+            self._flood = self._reader.linger(pause) >= FLOOD_EVENTS
         else:
             idle = IDLE_SECONDS if not self._wanted else HAND_OVER_SECONDS
             wait = max(0.0, min(idle, self._ends - now))
@@ -253,7 +258,7 @@ class Holding:
             if hand.unsure is not None:
                 ripe.append(hand)
             elif span.events:
-                late = now - hand.first_at >= FILL_SECONDS
+                late = now - hand.first_at >= (FLOOD_SECONDS if self._flood else FILL_SECONDS)
                 if late or full or len(span.events) >= hand.limit or self._is_live(hand, span):
                     ripe.append(hand)
             elif span.at_end and span.end > hand.held.next_offset:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 # An owner without a sign of life for this long is replaced; longer than any slice of ours.
 GRACE_SECONDS = 10.0
 TRANSACTION_TIMEOUT = "60s"
+# What a worker knows of tables is at most this old when a lease begins.
+TABLES_SECONDS = 10.0
 # Before a round tries again what setup could not reach.
 SETUP_PAUSE_SECONDS = 1.0
 
@@ -64,6 +66,7 @@ class Worker:
         self._writer: Writer | None = None
         self._reader: Reader | None = None
         self._pulse = Pulse(access.database, pipeline.name)
+        self._tables_at = self._clock.monotonic()
         self._pool: Pool | None = None
         self._context: Any = None
         self._is_set_up = False
@@ -157,6 +160,13 @@ class Worker:
             message = "the worker has no connection yet"
             raise RuntimeError(message)
         return self._writer
+
+    def look_at_tables_again(self) -> None:
+        """Forget the tables now and then: somebody may have added a constraint or a trigger."""
+        now = self._clock.monotonic()
+        if now - self._tables_at > TABLES_SECONDS:
+            self.writer().forget()
+            self._tables_at = now
 
     def reader(self, lease: Lease, number: tuple[int, ...]) -> Reader:
         """The worker's consumer."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _kafka_key = itemgetter(Event._fields.index("key"))
 _make_work = partial(tuple.__new__, Work)
+_JUDGE_DEFERRED = "set constraints all immediate; set constraints all deferred"
 _XACT = "select pg_current_xact_id()::text"
 
 
@@ -88,6 +89,8 @@ class PostgresHome:
                 with self._connection.transaction():
                     effects = effects_of(handler(event, self._connection), allowed)
                     self._writer.apply_one(effects)
+                    # What the handler deferred is judged with its event, not at COMMIT.
+                    self._connection.execute(_JUDGE_DEFERRED)
                 done.append(effects or ACTED)
             except KeyboardInterrupt:
                 raise
