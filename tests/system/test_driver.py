@@ -199,7 +199,7 @@ def test_postgresql_restarted_under_a_running_pipeline(start, own_stack, kafka, 
 
 
 def spark_home(folder: Path) -> Path:
-    """Spark as it is installed, with room for the files of a local cluster that go with the test."""
+    """Spark as it is installed; what a local cluster writes goes with the test."""
     folder.mkdir()
     for entry in Path(pyspark.__file__).parent.iterdir():
         if entry.name != "work":

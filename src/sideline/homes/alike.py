@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sideline.effects import Upsert
 from sideline.folding import Row
 from sideline.homes.judge import identities, ordered_as, vouches
-from sideline.homes.plans import MOST_SUSPECTS, Bulk, Touch, Work
+from sideline.homes.plans import MOST_SUSPECTS, Bulk, Touch, Work, effects_in
 from sideline.homes.statements import Shape, Shapes
 
 # A value costs 40 ns in a crowd and 3 us alone.
@@ -26,18 +26,13 @@ class Folded(NamedTuple):
 def alike(batch: Sequence[Work], shapes: Shapes) -> tuple[Shape, list[list[Any]]] | None:
     """The one shape of all effects and their columns of values, if there is but one."""
     try:
-        effects: list[Any] = [effect for (effect,) in [work[1] for work in batch]]
-        table, _, key, version = effects[0]
-        # By index: half the price of a name.
-        rows = [
-            effect[1]
-            for effect in effects
-            if type(effect) is Upsert
-            and effect[0] == table
-            and effect[2] == key
-            and effect[3] == version
-        ]
-        if len(rows) < len(batch) or len(set(map(len, rows))) > 1:
+        effects: list[Any] = [effect for (effect,) in effects_in(batch)]
+        if set(map(type, effects)) != {Upsert}:
+            return None
+        tables, rows, keys, versions = zip(*effects, strict=True)
+        if any(part.count(part[0]) < len(effects) for part in (tables, keys, versions)):
+            return None
+        if len(set(map(len, rows))) > 1:
             return None
         shape = shapes.of(effects[0])
         # As many columns, and each of these: then they are the same.

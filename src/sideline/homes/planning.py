@@ -16,7 +16,7 @@ from sideline.effects import Effect, Execute
 from sideline.folding import Layer, Row, in_key_order, layers
 from sideline.homes.alike import alike, columns_of, fold_alike, vouched
 from sideline.homes.judge import identities, ordered_as
-from sideline.homes.plans import Bulk, Ordered, Plan, Step, Touch, Work
+from sideline.homes.plans import Bulk, Ordered, Plan, Step, Touch, Work, effects_in
 from sideline.homes.statements import RowEffect, Shape, Shapes
 from sideline.homes.tables import Table
 
@@ -65,7 +65,7 @@ class _Segment(NamedTuple):
 
 
 def _segments(batch: Sequence[Work], events: Sequence[int]) -> Iterator[_Segment | Ordered]:
-    lists = [work[1] for work in batch]
+    lists = effects_in(batch)
     effects = [effect for several in lists for effect in several]
     owners = [event for event, several in zip(events, lists, strict=True) for _ in several]
     if Execute not in set(map(type, effects)):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, overload
 
 from sideline.effects import Effect
 from sideline.homes.statements import Shape
@@ -22,6 +22,38 @@ class Work(NamedTuple):
     key: Hashable | None
     """What its order belongs to; None: the event stands alone."""
     effects: tuple[Effect, ...]
+
+
+class Batch(Sequence[Work]):
+    """Works as two columns: the keys are wanted only where something failed."""
+
+    __slots__ = ("_derive", "_keys", "effects")
+
+    def __init__(
+        self, effects: Sequence[tuple[Effect, ...]], keys: Callable[[], Sequence[Hashable | None]]
+    ) -> None:
+        self.effects = effects
+        self._derive = keys
+        self._keys: Sequence[Hashable | None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.effects)
+
+    @overload
+    def __getitem__(self, place: int) -> Work: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Work]: ...
+    def __getitem__(self, place: int | slice) -> Work | list[Work]:
+        if self._keys is None:
+            self._keys = self._derive()
+        if isinstance(place, slice):
+            return list(map(Work, self._keys[place], self.effects[place]))
+        return Work(self._keys[place], self.effects[place])
+
+
+def effects_in(batch: Sequence[Work]) -> Sequence[tuple[Effect, ...]]:
+    """The effects of each event of a batch."""
+    return batch.effects if isinstance(batch, Batch) else [work[1] for work in batch]
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from sideline.classify import kind_of
@@ -14,7 +13,7 @@ from sideline.effects import Effect
 from sideline.engine.handling import HANDLING_SECONDS, allowed_effects
 from sideline.errors import RefusedError
 from sideline.events import Event
-from sideline.homes.writer import Work, Writer, Written
+from sideline.homes.writer import Batch, Writer
 from sideline.ledger.store import Held, Ledger, Move
 from sideline.policies import Skip
 from sideline.slices import ACTED, NOTHING, Failure, Handled, Outcome, account, effects_of
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     from sideline.ledger.connection import Connection
     from sideline.pipeline import Pipeline
 
-_kafka_key = itemgetter(Event._fields.index("key"))
-_make_work = partial(tuple.__new__, Work)
+# Index in the slice: its own error.
+Failed = dict[int, BaseException]
 _JUDGE_DEFERRED = "set constraints all immediate; set constraints all deferred"
 _XACT = "select pg_current_xact_id()::text"
 
@@ -123,45 +122,44 @@ class PostgresHome:
     ) -> tuple[Outcome, str]:
         """Fence, then effects; the transaction stays open, with what failed taken out."""
         counts = account(handled)
-        ctid, written = self._apply(held, handled, moving(counts))
+        ctid, failed = self._apply(held, handled, moving(counts))
         reach("between-write-and-commit")
-        if not written.failed:
+        if not failed:
             return counts, ctid
         if self._skipping:
-            return self._leave_out(held, counts, moving, ctid, len(written.failed))
+            return self._leave_out(held, counts, moving, ctid, len(failed))
         # Nothing may overtake the event: commit what comes before it, and say which it is.
         self._connection.rollback()
-        first = min(written.failed)
+        first = min(failed)
         outcome, ctid = self._write(held, handled.prefix(first), moving)
         if outcome.failure is None:
-            failure = Failure(handled.events[first], "write", written.failed[first])
+            failure = Failure(handled.events[first], "write", failed[first])
             outcome = outcome._replace(failure=failure)
         return outcome, ctid
 
-    def _apply(self, held: Held, handled: Handled, move: Move) -> tuple[str, Written]:
+    def _apply(self, held: Held, handled: Handled, move: Move) -> tuple[str, Failed]:
         if handled.executes:
             return self._apply_sql(held, handled, move)
-        works = self._works(handled)
+        batch = self._batch(handled)
         ctid = self._ledger.advance(held, move)
         reach("before-first-write")
         try:
             # Without a savepoint first: a slice with poison in it is rare, and is done anew.
-            return ctid, self._writer.write(works, optimistic=True)
+            return ctid, self._written(batch, optimistic=True)
         except Exception as error:
             if kind_of(error) == "recoverable":
                 raise
             self._connection.rollback()
         ctid = self._ledger.advance(held, move)
-        return ctid, self._writer.write(works, hold_followers=not self._skipping)
+        return ctid, self._written(batch)
 
-    def _apply_sql(self, held: Held, handled: Handled, move: Move) -> tuple[str, Written]:
+    def _apply_sql(self, held: Held, handled: Handled, move: Move) -> tuple[str, Failed]:
         """The handler's own SQL could end the transaction: progress moves only after it."""
         ctid = self._ledger.advance(held, Move.stay(held))
         before = self._transaction_id()
-        works = self._works(handled)
-        written = self._writer.write(works, hold_followers=not self._skipping)
+        failed = self._written(self._batch(handled))
         self._same_transaction(before)
-        return self._ledger.advance(dataclasses.replace(held, ctid=ctid), move), written
+        return self._ledger.advance(dataclasses.replace(held, ctid=ctid), move), failed
 
     def _leave_out(
         self,
@@ -180,10 +178,20 @@ class PostgresHome:
         at = dataclasses.replace(held, next_offset=old.end, ctid=ctid)
         return left, self._ledger.advance(at, correction)
 
-    def _works(self, handled: Handled) -> list[Work]:
-        # Whole columns at a time: a comprehension costs twice as much an event.
-        keys = handled.keys or map(_kafka_key, handled.events)
-        return list(map(_make_work, zip(keys, handled.effects, strict=True)))
+    def _batch(self, handled: Handled) -> tuple[Batch, Sequence[int]]:
+        """What there is to write, and which event each of it belongs to."""
+        effects, places = handled.effects, range(len(handled.effects))
+        if NOTHING not in effects:
+            return Batch(effects, partial(_keys, handled, places)), places
+        # Without those that have none, the usual slice stays a usual one.
+        busy = [place for place in places if effects[place]]
+        return Batch([effects[place] for place in busy], partial(_keys, handled, busy)), busy
+
+    def _written(self, batch: tuple[Batch, Sequence[int]], *, optimistic: bool = False) -> Failed:
+        works, places = batch
+        hold = not self._skipping
+        written = self._writer.write(works, hold_followers=hold, optimistic=optimistic)
+        return {places[place]: error for place, error in written.failed.items()}
 
     def _finish(self, held: Held, end: int, ctid: str) -> None:
         self._connection.commit()
@@ -204,3 +212,10 @@ class PostgresHome:
             )
             hint = "Take COMMIT and ROLLBACK out of the handler's SQL."
             raise RefusedError(message, hint=hint)
+
+
+def _keys(handled: Handled, places: Sequence[int]) -> list[Hashable | None]:
+    derived = handled.keys
+    if derived is not None:
+        return [derived[place] for place in places]
+    return [handled.events[place].key for place in places]

@@ -22,6 +22,7 @@ from sideline.homes.planning import plan
 from sideline.homes.plans import (
     MOST_SUSPECTS,
     ROWS_PER_STATEMENT,
+    Batch,
     Bulk,
     Ordered,
     Plan,
@@ -31,7 +32,7 @@ from sideline.homes.plans import (
 from sideline.homes.poison import Apart, write_apart
 from sideline.homes.statements import Shape, Shapes, check_sql
 
-__all__ = ["Work", "Writer", "Written"]
+__all__ = ["Batch", "Work", "Writer", "Written"]
 
 # How often the rest is written anew when new culprits appear.
 PASSES = 3
