@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.ground import numbered
 
+GRACE_SECONDS = 2.5
 # The points that a worker without Spark reaches in an exactly-once pipeline.
 POINTS = (
     "lease-taken",
@@ -95,4 +96,39 @@ def _die_anytime(ground, deaths):
         ground.kills += code == -signal.SIGKILL
     ground.run()
     ground.check()
+    assert ground.next_offsets() == ground.ends()
+
+
+def test_killed_and_frozen_with_successors_waiting(grounds):
+    """Rounds overlap; owners die or freeze anywhere and wake up when others have taken over."""
+    _overlap(grounds(partitions=3, slice_size=8), workers=20)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_killed_and_frozen_for_long(grounds):
+    """The same, with hundreds of workers."""
+    _overlap(grounds(partitions=3, slice_size=8), workers=300)
+
+
+def _overlap(ground, workers):
+    alive, frozen, ended, plan = [], [], [], []
+    for number in range(workers):
+        ground.publish(numbered(40, start=number * 40))
+        some = random.choice([None, _random_point(6), f"{_random_point(6)}:STOP"])
+        plan.append(some if number else "after-commit:1")
+        lease = ground.lease(seconds=20)
+        alive.append(ground.start(lease, crash_at=plan[-1], grace_seconds=GRACE_SECONDS))
+        if len(alive) > 2:
+            worker = alive.pop(0)
+            (ended if worker.ends() else frozen).append(worker)
+    # Those that froze wake up long after others have taken over.
+    for worker in [*frozen, *alive]:
+        if not worker.ends():
+            worker.signal(signal.SIGCONT)
+    codes = [worker.end() for worker in [*ended, *frozen, *alive]]
+    ground.run(grace_seconds=GRACE_SECONDS)
+    ground.check(plan)
+    assert set(codes) <= {0, -signal.SIGKILL}
+    assert -signal.SIGKILL in codes
     assert ground.next_offsets() == ground.ends()

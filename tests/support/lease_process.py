@@ -67,6 +67,10 @@ class LeaseProcess:
         """Wait until it is stopped."""
         self._nursery.wait(self.pid, STOPPED, self._said())
 
+    def ends(self) -> bool:
+        """Wait until it has ended or is frozen: whether it has ended."""
+        return ENDED in self._nursery.wait_for_any(self.pid)
+
     def signal(self, number: int) -> None:
         """Send a signal."""
         os.kill(self.pid, number)
@@ -131,6 +135,13 @@ class Nursery:
             assert ok, f"worker {pid} is not {state}\n{said}"
             assert state in self._states[pid], f"worker {pid} ended: {self._states[pid]}\n{said}"
             return self._states[pid][state]
+
+    def wait_for_any(self, pid: int) -> set[str]:
+        """Wait until a worker has stopped or ended; which of them."""
+        with self._changed:
+            ok = self._changed.wait_for(lambda: self._states[pid], PATIENCE_SECONDS)
+            assert ok, f"worker {pid} goes on and on"
+            return set(self._states[pid])
 
     def close(self) -> None:
         """Kill what still runs, and end."""
