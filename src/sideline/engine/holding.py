@@ -118,7 +118,8 @@ class Holding:
         self._worker.pulse.start(self._lease.epoch, self._connection)
         self._worker.look_at_tables_again()
         # Warm-up: connect and prefetch, nothing else. What counts is read after the take.
-        for partition, offset in self._ledger.guesses(self._wanted).items():
+        ahead = {share.of for share in self._lease.shares if share.ahead}
+        for partition, offset in self._ledger.guesses(ahead).items():
             self._reader.aim(partition, offset)
         return self
 

@@ -30,6 +30,8 @@ class Share:
     """Read no further than this offset (``--once``)."""
     attempts: int = 0
     """How often its first event has failed so far, for a reason that will heal."""
+    ahead: bool = True
+    """Worth reading before it is taken: far behind, what is read then is done by the take."""
 
     @property
     def of(self) -> Partition:

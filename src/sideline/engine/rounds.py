@@ -8,9 +8,11 @@ from collections.abc import Iterable, Mapping
 from sideline.engine.lease import Lease, Partition, Share
 
 LEASE_SECONDS = 2.0
-BUSY_LEASE_SECONDS = 6.0
+BUSY_LEASE_SECONDS = 10.0
 # Offsets to go: seconds of work for a pipeline that does nothing slow.
 FAR_BEHIND = 300_000
+# Offsets to go of a partition, up to which the next owner reads on before its take.
+WORTH_READING_AHEAD = 5_000
 # With nothing to do, a round is only a way to notice that there is something to do.
 IDLE_LEASE_SECONDS = 10.0
 
@@ -115,7 +117,13 @@ def leases(  # noqa: PLR0913 - what a lease says, by keyword
             epoch=epoch,
             round=number,
             shares=tuple(
-                Share(state.partition.topic, state.partition.number, state.bound, state.attempts)
+                Share(
+                    state.partition.topic,
+                    state.partition.number,
+                    state.bound,
+                    state.attempts,
+                    ahead=state.lag < WORTH_READING_AHEAD,
+                )
                 for state in group
             ),
             ends_at=ends_at,

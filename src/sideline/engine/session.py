@@ -23,6 +23,8 @@ SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     # Saves 40 ms a task against TCP.
     "spark.python.unix.domain.socket.enabled": "true",
+    # Workers are forked with our modules loaded.
+    "spark.python.daemon.module": "sideline.engine.daemon",
     # Connections and consumers are kept by the worker process.
     "spark.python.worker.reuse": "true",
     # A handler that kills its worker leaves a traceback.
