@@ -210,7 +210,7 @@ def spark_home(folder: Path) -> Path:
 def test_an_executor_that_dies_costs_time_only(command, ready, database, kafka, topics, tmp_path):
     """Executors of a local cluster are killed while they work (P4)."""
     topic = topics(partitions=4)
-    sent = publish(kafka, topic, numbered(1_000))
+    sent = publish(kafka, topic, numbered(600))
     app = write_app(tmp_path, "executors", topic, before="time.sleep(0.002)")
     running = command(
         *("run", app, "--once", "--slots", "2", "--master", "local-cluster[2,1,1024]"),

@@ -95,8 +95,9 @@ def test_a_round_is_one_spark_job(start, spark, kafka, topics, ready):
     assert running.wait(120)
 
     jobs = len(tracker.getJobIdsForGroup()) - before
-    assert jobs == running.driver._round
-    assert 1 <= jobs < 20
+    # And one job in which the workers say goodbye.
+    assert jobs == running.driver._round + 1
+    assert jobs < 20
     assert faults(applied(ready.database), sent) == []
 
 
