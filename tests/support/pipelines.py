@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import psycopg
 from confluent_kafka import Consumer, Producer, TopicPartition
 
@@ -259,10 +260,9 @@ class Command:
 
 
 def workers_of(command: Command) -> list[int]:
-    """The Python workers of a command's Spark."""
-    family = _family(command.process.pid)
-    daemons = [pid for pid in family if "pyspark.daemon" in _cmdline(pid)]
-    return [pid for pid in daemons if _parent(pid) in daemons]
+    """The Python workers of a command's Spark: children of the daemon that its JVM started."""
+    jvms = [child for child in _children(command.process.pid) if _name(child) == "java"]
+    return [worker for jvm in jvms for daemon in _children(jvm) for worker in _children(daemon)]
 
 
 def _family(session: int) -> list[int]:
@@ -279,15 +279,9 @@ def _family(session: int) -> list[int]:
     return found
 
 
-def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+def _children(pid: int) -> list[int]:
+    return [child.pid for child in psutil.Process(pid).children()]
 
 
-def _cmdline(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""
+def _name(pid: int) -> str:
+    return psutil.Process(pid).name()
