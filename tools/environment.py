@@ -89,6 +89,9 @@ def uv_environment(environ: Mapping[str, str], directory: Path) -> dict[str, str
     if "PIP_INDEX_URL" in found:
         # A company's mirror is configured for pip, as a rule; uv has a name of its own for it.
         found.setdefault("UV_DEFAULT_INDEX", found["PIP_INDEX_URL"])
+    # A company's own certificate authority is known to the system, not to uv. By both its names.
+    for name in ("UV_SYSTEM_CERTS", "UV_NATIVE_TLS"):
+        found.setdefault(name, "true")
     # An activated environment of somebody else is none of our business.
     found.pop("VIRTUAL_ENV", None)
     return found

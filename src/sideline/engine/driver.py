@@ -110,6 +110,7 @@ class Driver:
         self._ended: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._crashes = 0
+        self._calm_at = 0.0
         self._committed: dict[Partition, int] = {}
         self._group_at = 0.0
         self._topics_at = 0.0
@@ -203,6 +204,8 @@ class Driver:
 
     def _submit_if_due(self) -> None:
         now = time.monotonic()
+        if now < self._calm_at:
+            return
         live = [job for job in self._jobs if now < job.ends + rounds.LEASE_SECONDS]
         room = self._options.room()
         if live:
@@ -275,7 +278,7 @@ class Driver:
                 moments.append(self._jobs[-1].ends - HAND_OVER_SECONDS)
         else:
             due = rounds.next_due(self._states.values())
-            moments.append(now + max(0.02, due - time.time()))
+            moments.append(max(self._calm_at, now + max(0.02, due - time.time())))
         return max(0.005, min(moments) - now)
 
     # Reports
@@ -328,6 +331,8 @@ class Driver:
         reason = _last_line(job.error)
         log.warning("round %d ended in a crash: %s", job.number, reason)
         self.troubles["spark"] = reason
+        # The first may be an accident; what crashes again is not hurried into the next one.
+        self._calm_at = time.monotonic() + min(3.0, 0.1 * 2 ** (self._crashes - 1))
         if self._crashes >= CRASHES:
             message = f"{self._crashes} rounds in a row ended in a crash: {reason}"
             raise PartialError(message, hint="Run with --debug to see Spark's own words.")
