@@ -144,6 +144,16 @@ class StackError(SidelineError):
     code = "stack"
 
 
+def is_interrupt(error: BaseException | None) -> bool:
+    """Whether somebody pressed Ctrl-C.
+
+    A C extension that was waiting meanwhile may have turned it into a SystemError.
+    """
+    while isinstance(error, SystemError):
+        error = error.__cause__ or error.__context__
+    return isinstance(error, KeyboardInterrupt)
+
+
 class Recoverable(Exception):  # noqa: N818 - a statement about the world, not an error of ours
     """Raised by a handler: the outside world is broken and will heal; try this event again."""
 

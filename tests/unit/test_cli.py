@@ -348,3 +348,14 @@ def test_every_command_that_prints_data_can_print_json():
         if isinstance(command, click.Group) or path in without:
             continue
         assert "--json" in {name for each in command.params for name in each.opts}, path
+
+
+def test_an_interrupt_that_an_extension_disguised_is_still_one(monkeypatch, capsys):
+    """Ctrl-C while a C extension waits ends with 130, not with an unexpected SystemError."""
+
+    def interrupted(_arguments):
+        raise SystemError("returned a result with an exception set") from KeyboardInterrupt()
+
+    monkeypatch.setattr(main, "_invoke", interrupted)
+    assert main.run(["status"]) == 130
+    assert "interrupted" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from sideline.cli import story
 from sideline.cli.output import Steps, json_option, print_json, print_table
-from sideline.errors import CheckError, KafkaUnreachableError
+from sideline.errors import CheckError, KafkaUnreachableError, is_interrupt
 from sideline.settings import STACK_DIRECTORY, Settings
 
 if TYPE_CHECKING:
@@ -94,9 +94,10 @@ def _log(directory: Path) -> Iterator[Console]:
     with os.fdopen(screen, "w", encoding="utf-8") as stream:
         try:
             yield Console(file=stream, highlight=False)
-        except Exception:
-            failed = True
-            print(f"What Java said is in {path}.", file=stream)
+        except Exception as error:
+            failed = not is_interrupt(error)
+            if failed:
+                print(f"What Java said is in {path}.", file=stream)
             raise
         finally:
             os.dup2(screen, STDERR)
@@ -119,8 +120,8 @@ def _stack(directory: Path, steps: Steps) -> Iterator[Settings]:
             info = stack.up(fresh=True, progress=steps)
             steps.done(_versions(info), of=STACK_STEPS + tuple(each.name for each in info.services))
             yield Settings(kafka=info.bootstrap, database=info.database)
-        except Exception:
-            failed = True
+        except Exception as error:
+            failed = not is_interrupt(error)
             raise
         finally:
             # Whatever is pressed meanwhile: nothing may be left running.

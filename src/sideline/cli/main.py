@@ -20,7 +20,7 @@ import click
 from click.shell_completion import CompletionItem, shell_complete
 
 from sideline._version import __version__
-from sideline.errors import SidelineError, UsageError
+from sideline.errors import SidelineError, UsageError, is_interrupt
 from sideline.masking import mask_text
 
 PROGRAM = "sideline"
@@ -148,7 +148,9 @@ def _translate(error: BaseException, *, debug: bool, as_json: bool) -> int:
             return error.exit_code
         case SystemExit():
             raise error
-        case KeyboardInterrupt() | click.Abort():
+        case KeyboardInterrupt() | SystemError() | click.Abort() if is_interrupt(
+            error
+        ) or isinstance(error, click.Abort):
             _say("sideline: interrupted.")
             return EXIT_INTERRUPTED
         case BrokenPipeError() if _reader_gone():
