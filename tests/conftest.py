@@ -24,6 +24,9 @@ _ADMIN_SECONDS = 30
 def pytest_configure(config):
     # Ended from outside, a run tears its fixtures down as after Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Started in the background these are ignored, here and in all that a test starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     config.stash[_RUN] = Run()
 
 
