@@ -60,11 +60,15 @@ def demo(*, users: int, events: int, directory: Path, as_json: bool) -> None:
     facts = story.tell(users, max(events, users + 3))
     with _log(directory) as console, Steps(console) as steps:
         steps.say("sideline demo: Zoey, Zoë and Zoiee")
-        with _stack(directory, steps) as found:
+        interrupt = Interrupt()
+        with _stack(directory, steps, interrupt) as found:
             _publish(facts, found, steps)
+            interrupt.check()
             _prepare(found)
-            consumed = _run(len(facts), found, steps)
+            interrupt.check()
+            consumed = _run(len(facts), found, steps, interrupt)
             table = _table(found)
+            interrupt.check()
     differences = _differences(table, story.ending(facts))
     if as_json:
         print_json(_summary(facts, table, consumed, differences))
@@ -105,8 +109,25 @@ def _log(directory: Path) -> Iterator[Console]:
                 _remove(path)
 
 
+class Interrupt:
+    """Ctrl-C that is not forgotten where it is swallowed: in a destructor, in a callback."""
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def __call__(self, _number: int, _frame: object) -> None:
+        """Handle the signal."""
+        self._asked = True
+        raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Be interrupted now, if it was asked for before."""
+        if self._asked:
+            raise KeyboardInterrupt
+
+
 @contextlib.contextmanager
-def _stack(directory: Path, steps: Steps) -> Iterator[Settings]:
+def _stack(directory: Path, steps: Steps, interrupt: Interrupt) -> Iterator[Settings]:
     """Kafka and PostgreSQL for the time of the story, also when it is cut short.
 
     Their logs stay where something failed; otherwise everything goes.
@@ -115,7 +136,7 @@ def _stack(directory: Path, steps: Steps) -> Iterator[Settings]:
 
     stack = Stack(directory)
     failed = False
-    with _signals(signal.default_int_handler):
+    with _signals(interrupt):
         try:
             info = stack.up(fresh=True, progress=steps)
             steps.done(_versions(info), of=STACK_STEPS + tuple(each.name for each in info.services))
@@ -203,7 +224,7 @@ def _prepare(found: Settings) -> None:
         connection.execute(story.TABLE)
 
 
-def _run(events: int, found: Settings, steps: Steps) -> int:
+def _run(events: int, found: Settings, steps: Steps, interrupt: Interrupt) -> int:
     """Apply everything with Spark; how many events were consumed."""
     steps("Spark", "starting")
     from sideline.engine.running import Running  # noqa: PLC0415 - imports pyspark
@@ -211,9 +232,11 @@ def _run(events: int, found: Settings, steps: Steps) -> int:
     name = story.users.name
     running = Running.begin(story.users, once=True, settings=found)
     try:
+        interrupt.check()
         steps.done(f"pipeline '{name}' runs on Spark", of=("Spark",))
         bar = steps.bar(f"run {name}", events)
         while not running.wait(LOOK_SECONDS):
+            interrupt.check()
             bar.reach(running.status()["consumed"])
     finally:
         if running.is_alive:
