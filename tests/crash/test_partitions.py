@@ -259,3 +259,15 @@ def test_side_by_side_in_order(grounds):
         ground.killed(ground.start(ground.lease(), crash_at=point))
     ground.run()
     ground.check()
+
+
+def test_a_blocked_event_holds_up_its_own_partition_only(grounds):
+    """Block: the event waits and is tried again, nothing overtakes it, others go on (F6)."""
+    ground = grounds(partitions=2, handler="failing", block=True, retry_first="20s")
+    ground.publish([("a", "good"), ("a", "bad"), ("a", "late")], partition=0)
+    ground.publish(numbered(20), partition=1)
+    (report,) = ground.run(ground.lease(seconds=3))
+    assert report.failure is None
+    assert ground.next_offsets() == {0: 1, 1: 20}
+    waits = "select due_at > now(), trouble from sideline.progress where partition = 0"
+    assert ground.query(waits) == [(True, "ValueError: bad")]

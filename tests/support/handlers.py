@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 
-from sideline import Calls, Delete, Event, Insert, Pipeline, Recoverable, Skip, Upsert
+from sideline import Block, Calls, Delete, Event, Insert, Pipeline, Recoverable, Skip, Upsert
 from sideline.backoff import Backoff
 
 TABLES = (
@@ -39,6 +39,7 @@ def build(
     argument: Any = None,
     calls: bool = False,
     skip: bool = False,
+    block: bool = False,
     retry_first: str = "50ms",
     **options: Any,
 ) -> Pipeline:
@@ -47,6 +48,8 @@ def build(
         options["sink"] = Calls()
     if skip:
         options["on_failure"] = Skip()
+    if block:
+        options["on_failure"] = Block()
     pipeline = Pipeline(name, topics, retry=Backoff(first=retry_first), **options)
     pipeline.handler(HANDLERS[handler](argument))
     return pipeline

@@ -160,7 +160,7 @@ def test_wrong_jars_are_refused_for_good(repository, cache):
 
 def test_an_unreachable_repository_is_said_without_its_address(repository):
     """The sentence gives Ivy's reason, never an address that may hold a password (E2)."""
-    words = "Server access error at url https://me:secret@mirror.example/x.jar (refused)"
+    words = "Server access error at url ftp://me:secret@nowhere/x.jar (refused)"
     repository.behave(f'echo "{words}"; exit 1')
     with pytest.raises(StackError) as caught:
         repository.get()

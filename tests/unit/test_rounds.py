@@ -119,7 +119,7 @@ def test_leases_are_short_while_there_is_work(made):
 
 def test_leases_and_reports_travel_as_json():
     """What Spark carries comes out as it went in."""
-    state = State(Partition("t", 0), 5, bound=9, attempts=2)
+    state = State(Partition("t", 0), 5, bound=9)
     (lease,) = rounds.leases(
         [[state]], pipeline="p", epoch=1, number=2, ends_at=NOW, rate=None, secrets="file"
     )

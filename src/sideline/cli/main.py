@@ -148,9 +148,7 @@ def _translate(error: BaseException, *, debug: bool, as_json: bool) -> int:
             return error.exit_code
         case SystemExit():
             raise error
-        case KeyboardInterrupt() | SystemError() | click.Abort() if is_interrupt(
-            error
-        ) or isinstance(error, click.Abort):
+        case _ if is_interrupt(error) or isinstance(error, click.Abort):
             _say("sideline: interrupted.")
             return EXIT_INTERRUPTED
         case BrokenPipeError() if _reader_gone():

@@ -81,7 +81,6 @@ class Job:
     number: int
     ends: float
     """Monotonic time at which its leases end."""
-    partitions: frozenset[Partition]
     reports: list[Report] = dataclasses.field(default_factory=list)
     error: BaseException | None = None
 
@@ -166,6 +165,7 @@ class Driver:
             return
         self.troubles.pop("topics", None)
         self._place.hold(take_over=self._options.take_over)
+        self._place.run("bury_workers")
         positions.check_losses(
             self._cluster, self._place, topics, accept_loss=self._options.accept_loss
         )
@@ -239,11 +239,7 @@ class Driver:
             secrets=self._options.secrets,
             database=self._options.database,
         )
-        job = Job(
-            self._round,
-            time.monotonic() + seconds,
-            frozenset(state.partition for state in ready),
-        )
+        job = Job(self._round, time.monotonic() + seconds)
         self._jobs.append(job)
         threading.Thread(
             target=self._run_job,
@@ -278,8 +274,8 @@ class Driver:
                 moments.append(self._jobs[-1].ends - HAND_OVER_SECONDS)
         else:
             due = rounds.next_due(self._states.values())
-            moments.append(max(self._calm_at, now + max(0.02, due - time.time())))
-        return max(0.005, min(moments) - now)
+            moments.append(now + max(0.02, due - time.time()))
+        return max(0.005, max(min(moments), self._calm_at) - now)
 
     # Reports
 
@@ -307,7 +303,6 @@ class Driver:
                 continue
             state.next_offset = max(state.next_offset, part.next_offset)
             state.end = max(state.end, part.high)
-            state.attempts = part.attempts
             state.due_at = time.time() + part.retry_in_seconds if part.retry_in_seconds else 0.0
             if part.trouble:
                 self.troubles[str(partition)] = part.trouble
@@ -380,7 +375,6 @@ class Driver:
                 bound = row.next_offset if self._options.once else None
                 state = self._states[partition] = State(partition, row.next_offset, bound=bound)
             state.next_offset = max(state.next_offset, row.next_offset)
-            state.attempts = row.attempts
             state.due_at = row.due_at.timestamp() if row.due_at else 0.0
             state.trouble = row.trouble
             if state.due_at <= now:

@@ -381,8 +381,6 @@ class Holding:
         summary.consumed += outcome.consumed
         summary.applied += outcome.applied
         summary.slices += 1
-        if outcome.event_ms >= 0:
-            summary.last_event_ms = outcome.event_ms
         took = self._clock.monotonic() - started
         self._report.slice_seconds += took
         self._budget -= outcome.consumed

@@ -28,8 +28,6 @@ class Share:
     partition: int
     bound: int | None = None
     """Read no further than this offset (``--once``)."""
-    attempts: int = 0
-    """How often its first event has failed so far, for a reason that will heal."""
     ahead: bool = True
     """Worth reading before it is taken: far behind, what is read then is done by the take."""
 
@@ -79,7 +77,6 @@ class PartitionReport:
     consumed: int = 0
     applied: int = 0
     slices: int = 0
-    last_event_ms: int = -1
     trouble: str | None = None
     attempts: int = 0
     retry_in_seconds: float = 0.0

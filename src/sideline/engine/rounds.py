@@ -30,7 +30,6 @@ class State:
     """Seconds since 1970: not leased before."""
     waits_for: Mapping[int, int] | None = None
     """Other partitions of its topic, and the offsets that they have to pass first."""
-    attempts: int = 0
     trouble: str | None = None
 
     @property
@@ -121,7 +120,6 @@ def leases(  # noqa: PLR0913 - what a lease says, by keyword
                     state.partition.topic,
                     state.partition.number,
                     state.bound,
-                    state.attempts,
                     ahead=state.lag < WORTH_READING_AHEAD,
                 )
                 for state in group

@@ -24,10 +24,6 @@ values (%(number)s, %(name)s)
 -- Hold the place of a pipeline's driver for as long as the session lives.
 select pg_try_advisory_lock(%(space)s, hashtext(%(pipeline)s))
 
--- name: unlock_place
--- Give the place back.
-select pg_advisory_unlock(%(space)s, hashtext(%(pipeline)s))
-
 -- name: place_holder
 -- The backend that holds a pipeline's place.
 select locks.pid
