@@ -9,6 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # What an environment is made of; a change of any of these installs again.
 SOURCES := pyproject.toml requirements/uv.txt tools/environment.py
+# Most tests wait for something most of the time. Each of the three has services of its own.
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 TESTS := $(wildcard tests/unit tests/contract tests/system tests/crash)
 
 # The first Python that runs, is new enough and can make environments. A pyenv shim may stand for
@@ -32,7 +34,7 @@ demo: $(VENV)/.stack  ## Kafka, PostgreSQL and Spark on this machine: the story 
 	@$(BIN)/sideline demo
 
 test: $(VENV)/.dev  ## all tests, then the unit tests on every other Python that is here
-	@$(BIN)/python -m pytest $(TESTS)
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(TESTS)
 	@$(MAKE) --no-print-directory test-versions
 
 test-long: $(VENV)/.dev  ## the tests that take minutes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,9 @@ class Listed(click.ParamType[tuple[int | str, ...]]):
 @click.option("--out", type=click.Path(path_type=Path), default=RESULTS)
 def main(kafka: str | None, database: str | None, out: Path, **chosen: Any) -> None:
     """Measure sideline beside other ways to do the same, in one run."""
+    # Ended from outside, also in the background, it stops what it started as after Ctrl-C.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     settings = Settings(**chosen)
     if settings.quick:
         settings = settings.scaled_down()
@@ -70,13 +74,18 @@ def main(kafka: str | None, database: str | None, out: Path, **chosen: Any) -> N
         packages.fetch(narrator.service)
         described = machine.describe(found)
         narrator.say(" · ".join(f"{k} {v}" for k, v in described.items() if k != "packages"))
+        stem = f"{described['at'].replace(':', '')}{'-quick' if settings.quick else ''}"
         bench = Bench(found, settings, narrator)
-        outcomes = [outcome for suite in settings.only if (outcome := measure(bench, suite))]
-        described["load_average_after"] = machine.load()
+        outcomes: list[Outcome] = []
+        for suite in settings.only:
+            outcome = measure(bench, suite)
+            if outcome:
+                outcomes.append(outcome)
+                # Whoever ends it after an hour keeps what was measured.
+                described["load_average_after"] = machine.load()
+                report.write(out / f"{stem}.json", described, outcomes)
     screen = Console()
     report.show(screen if screen.is_terminal else Console(width=PLAIN_WIDTH), outcomes)
-    stem = f"{described['at'].replace(':', '')}{'-quick' if settings.quick else ''}"
-    report.write(out / f"{stem}.json", described, outcomes)
     (out / f"{stem}.svg").write_text(picture.draw(outcomes))
     narrator.say(f"written: {out / stem}.json and .svg")
     raise SystemExit(0 if len(outcomes) == len(settings.only) else 1)

@@ -116,7 +116,9 @@ def drain(
 
 
 def _environment(peer: Peer, task: Task) -> dict[str, str]:
-    paths = [ROOT, packages.directory()] if peer.needs_packages else [ROOT]
+    # Its own code, whichever tree the environment was installed from.
+    own = [ROOT, ROOT / "src"]
+    paths = [*own, packages.directory()] if peer.needs_packages else own
     return os.environ | {
         TASK_VARIABLE: task.dump(),
         "SIDELINE_KAFKA": task.bootstrap,
@@ -151,13 +153,12 @@ def _lines(contestant: Contestant, stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def _progress(contestant: Contestant) -> Iterator[tuple[float, int]]:
-    query = "select coalesce(sum(next_offset), 0)::int8 from sideline.progress"
     seen, changed = 0, time.monotonic()
-    with psycopg.connect(contestant.task.database, autocommit=True) as connection:
+    with contextlib.closing(_Look(contestant.task.database)) as look:
         while True:
             # Ended is asked before the look: what it committed last is still seen.
             ended = contestant.process.poll() is not None
-            total = _look(connection, query)
+            total = look.total()
             now = time.monotonic()
             if total > seen:
                 seen, changed = total, now
@@ -169,12 +170,38 @@ def _progress(contestant: Contestant) -> Iterator[tuple[float, int]]:
             time.sleep(_LOOK_SECONDS)
 
 
-def _look(connection: psycopg.Connection[tuple[int]], query: str) -> int:
-    try:
-        row = connection.execute(query).fetchone()
-    except psycopg.errors.UndefinedTable:
-        return 0
-    return row[0] if row else 0
+class _Look:
+    """Sees how far a contestant is, also when its database was away in between."""
+
+    # What waits to be sent is not done yet. Copies are nobody's new events.
+    _QUERY = """
+        select coalesce(sum(next_offset - (outbox_last - outbox_sent)), 0)::int8
+        from sideline.progress
+        where topic not in (select topic from sideline.retry_topics)
+    """
+
+    def __init__(self, database: str) -> None:
+        self._database = database
+        self._connection: psycopg.Connection[tuple[int]] | None = None
+
+    def total(self) -> int:
+        """Events that progress has passed; 0 if that cannot be seen now."""
+        try:
+            if self._connection is None:
+                self._connection = psycopg.connect(self._database, autocommit=True)
+            row = self._connection.execute(self._QUERY).fetchone()
+        except psycopg.errors.UndefinedTable:
+            return 0
+        except psycopg.OperationalError:
+            self.close()
+            return 0
+        return row[0] if row else 0
+
+    def close(self) -> None:
+        """End the connection, if there is one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

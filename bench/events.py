@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import uuid
 from collections.abc import Callable, Iterator
 
 import orjson
@@ -16,6 +17,8 @@ REPEATED_KEYS = 20_000
 EVENT_BYTES = 200
 # A prime: keys come in an order that is neither sorted nor clustered.
 _STRIDE = 7_919
+TIME_ORDERED, RANDOM = 7, 4
+_EPOCH_MS, _PER_MS = 1_790_000_000_000, 10
 _TOPIC_SECONDS = 30
 _REPORT_EVERY = 20_000
 
@@ -31,6 +34,20 @@ class Topic:
     size: int = EVENT_BYTES
     # Of a thousand events, how many belong to one hot key.
     hot_per_mille: int = 0
+    # Which message ids the events carry: none, those that grow with time (7), or random ones (4).
+    ids: int = 0
+
+    def headers(self, index: int) -> list[tuple[str, bytes]] | None:
+        """The message id of the event at ``index``, as text, if it carries one."""
+        if not self.ids:
+            return None
+        drawn = hashlib.sha256(f"{self.name}{index}".encode()).digest()[:16]
+        if self.ids == TIME_ORDERED:
+            drawn = (_EPOCH_MS + index // _PER_MS).to_bytes(6, "big") + drawn[6:]
+        # By hand: not every Python's uuid knows version 7.
+        versioned = bytes([*drawn[:6], drawn[6] & 0x0F | self.ids << 4, drawn[7]])
+        varied = bytes([drawn[8] & 0x3F | 0x80, *drawn[9:]])
+        return [("message-id", str(uuid.UUID(bytes=versioned + varied)).encode())]
 
     def event(self, index: int) -> tuple[int, bytes, bytes]:
         """Partition, key and value of the event at ``index``; a key stays in one partition."""
@@ -94,7 +111,7 @@ def publish(bootstrap: str, topic: Topic, progress: Callable[[int], None]) -> No
         }
     )
     for count, (partition, key, value) in enumerate(topic.all(), 1):
-        _produce(producer, topic.name, partition, key, value)
+        _produce(producer, topic.name, partition, key, value, topic.headers(count - 1))
         if count % _REPORT_EVERY == 0:
             progress(count)
     if producer.flush(_TOPIC_SECONDS):
@@ -103,10 +120,17 @@ def publish(bootstrap: str, topic: Topic, progress: Callable[[int], None]) -> No
     progress(topic.events)
 
 
-def _produce(producer: Producer, topic: str, partition: int, key: bytes, value: bytes) -> None:
+def _produce(  # noqa: PLR0913, PLR0917 - what a record is made of
+    producer: Producer,
+    topic: str,
+    partition: int,
+    key: bytes,
+    value: bytes,
+    headers: list[tuple[str, bytes]] | None,
+) -> None:
     while True:
         try:
-            producer.produce(topic, value=value, key=key, partition=partition)
+            producer.produce(topic, value=value, key=key, partition=partition, headers=headers)
         except BufferError:
             producer.poll(0.1)
         else:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -39,7 +42,7 @@ def steady_rate(commits: Sequence[tuple[float, int]]) -> float:
     return (after - before) / (end - begin)
 
 
-def interleave(names: Sequence[str], rounds: int) -> list[list[str]]:
+def interleave(names: Sequence[T], rounds: int) -> list[list[T]]:
     """The order of each round: everyone takes every place in turn."""
     count = len(names)
     return [[names[(turn + place) % count] for place in range(count)] for turn in range(rounds)]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyspark
 
 from sideline.stack.cache import cache_directory
-from sideline.stack.jars import SETTINGS_VARIABLE, faults, intact, read_lock
+from sideline.stack.jars import SETTINGS_VARIABLE, connector_jars, faults, intact, read_lock
 from sideline.stack.java import find_java
 from sideline.stack.trust import trust_options
 
@@ -21,9 +21,10 @@ _FETCH_SECONDS = 300
 
 
 def fetch(progress: Callable[[str, str], None]) -> list[Path]:
-    """The jars that jars.lock pins, from the user's cache or, the first time, through Ivy."""
+    """Spark's Kafka connector and what jars.lock pins: from the user's cache, or through Ivy."""
+    connector = connector_jars(find_java(), progress=progress)
     pins = read_lock(HERE / "jars.lock")
-    home = cache_directory() / "bench-jars"
+    home = cache_directory() / "bench-jdbc"
     if not intact(home, pins):
         progress("jars", f"fetching {len(pins)} for the contestants")
         home.parent.mkdir(parents=True, exist_ok=True)
@@ -34,7 +35,7 @@ def fetch(progress: Callable[[str, str], None]) -> list[Path]:
                 raise RuntimeError(message)
             shutil.rmtree(home, ignore_errors=True)
             Path(work, "jars").rename(home)
-    return [home / name for name in sorted(pins)]
+    return [*connector, *(home / name for name in sorted(pins))]
 
 
 def _retrieve(work: Path) -> None:

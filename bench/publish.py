@@ -1,10 +1,11 @@
 """Put results into the docs: python -m bench.publish bench/results/<run>.json ...
 
-Of each suite the last file that has it counts.
+Of each suite the last file that has it counts; what no file has stays as it is.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from bench import picture, report
 from bench.suites import Finding, Outcome
 
 DOCS = Path(__file__).parent.parent / "docs"
+# The picture is of these: without all of them it stays.
+DRAWN = {"throughput", "latency"}
+_HEADING = re.compile(r"^(?=### )", re.MULTILINE)
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 
 
@@ -22,17 +26,26 @@ def main(paths: list[str]) -> None:
     for path in paths:
         machine, outcomes = report.read(Path(path))
         chosen |= {outcome.suite: (machine, outcome) for outcome in outcomes}
-    (DOCS / "benchmarks.svg").write_text(picture.draw([o for _, o in chosen.values()]))
+    if chosen.keys() >= DRAWN:
+        (DOCS / "benchmarks.svg").write_text(picture.draw([o for _, o in chosen.values()]))
     page = DOCS / "benchmarks.md"
-    figures = "\n".join(section(machine, outcome) for machine, outcome in chosen.values())
-    page.write_text(replaced(page.read_text(), figures))
+    sections = [section(machine, outcome) for machine, outcome in chosen.values()]
+    page.write_text(replaced(page.read_text(), sections))
 
 
-def replaced(page: str, figures: str) -> str:
-    """The page with other figures between its markers."""
+def replaced(page: str, sections: list[str]) -> str:
+    """The page with other sections between its markers; those of other suites stay."""
     before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
+    old, _, after = rest.partition(END)
+    found = {_subject(one): one for one in _HEADING.split(old.strip()) if one.strip()}
+    found |= {_subject(one): one for one in sections}
+    figures = "\n".join(f"{one.strip()}\n" for one in found.values())
     return f"{before}{BEGIN}\n{figures}\n{END}{after}"
+
+
+def _subject(section: str) -> str:
+    """What a section is about: its heading without the numbers that it was measured with."""
+    return section.partition("\n")[0].partition(":")[0].strip()
 
 
 def section(machine: dict[str, Any], outcome: Outcome) -> str:

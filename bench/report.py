@@ -25,6 +25,18 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
         ("broker", "{cpu_seconds_per_million[broker]:.1f}"),
         ("sideline is", "{sideline_is:.2f}x"),
     ),
+    "dataframes": (
+        ("keys", "{keys}"),
+        ("sink", "{title}"),
+        ("events/s", "{events_per_second:,.0f}"),
+        ("CPU s/M", "{cpu_seconds_per_million:.1f}"),
+    ),
+    "prepare": (
+        ("keys", "{keys}"),
+        ("JSON parsed", "{title}"),
+        ("events/s", "{events_per_second:,.0f}"),
+        ("CPU s/M", "{cpu_seconds_per_million:.1f}"),
+    ),
     "latency": (
         ("events/s", "{rate:,}"),
         ("partitions", "{partitions}"),
@@ -39,12 +51,43 @@ COLUMNS: dict[str, tuple[tuple[str, str], ...]] = {
         ("hot key", "{hot_key}"),
         ("events/s", "{events_per_second:,.0f}"),
         ("of the ideal", "{share_of_ideal:.2f}"),
+        ("waits alone", "{bare_share:.2f}"),
     ),
     "memory": (("what", "{what}"), ("MB", "{mb:,.1f}")),
+    "idle": (("what", "{what}"), ("% of a core", "{percent:,.2f}")),
     "snapshot": (
         ("snapshot", "{snapshot}"),
         ("slices/s", "{slices_per_second:,.0f}"),
         ("last quarter against first", "{last_against_first:.2f}"),
+    ),
+    "planning": (("what", "{what}"), ("measured", "{measured}")),
+    "failures": (
+        ("what", "{what}"),
+        ("measured", "{measured}"),
+        ("against clean", "{against_clean}"),
+    ),
+    "copies": (
+        ("what", "{what}"),
+        ("measured", "{measured}"),
+        ("against clean", "{against_clean}"),
+    ),
+    "replay": (("what", "{what}"), ("measured", "{measured}")),
+    "kafka": (
+        ("what", "{what}"),
+        ("measured", "{measured}"),
+        ("at least once", "{at_least_once}"),
+        ("price", "{price}"),
+    ),
+    "publisher": (
+        ("who publishes", "{what}"),
+        ("records/s", "{records_per_second:,.0f}"),
+        ("CPU s/M", "{cpu_seconds_per_million:.2f}"),
+        ("Publisher is", "{publisher_is:.2f}x"),
+    ),
+    "dedupe": (
+        ("what", "{what}"),
+        ("measured", "{measured}"),
+        ("against none", "{against_clean}"),
     ),
 }
 

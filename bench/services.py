@@ -28,23 +28,34 @@ class Services:
     postgres_pid: int
 
     @contextlib.contextmanager
-    def fresh_database(self, *statements: str) -> Iterator[str]:
+    def fresh_database(self, *statements: str, template: str | None = None) -> Iterator[str]:
         """A new database with what ``statements`` create, dropped afterwards.
 
-        The checkpoint keeps what earlier runs wrote from being flushed at this run's cost.
+        With the URL of a ``template`` it is a copy of that one. The checkpoint keeps what earlier
+        runs wrote from being flushed at this run's cost.
         """
         name = f"bench_{uuid.uuid4().hex[:8]}"
         url = conninfo.make_conninfo(self.database, dbname=name)
+        create = sql.SQL("create database {}").format(sql.Identifier(name))
+        if template is not None:
+            origin = str(conninfo.conninfo_to_dict(template)["dbname"])
+            copy = sql.SQL(" template {} strategy file_copy").format(sql.Identifier(origin))
+            create += copy
+        self._administer(create)
+        try:
+            with psycopg.connect(url, autocommit=True) as connection:
+                for statement in statements:
+                    connection.execute(statement)
+            self._administer(sql.SQL("checkpoint"))
+            yield url
+        finally:
+            drop = sql.SQL("drop database {} with (force)").format(sql.Identifier(name))
+            self._administer(drop)
+
+    def _administer(self, statement: sql.SQL | sql.Composed) -> None:
+        # Not one connection for all: the server may have been away in between.
         with psycopg.connect(self.database, autocommit=True) as admin:
-            admin.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
-            try:
-                with psycopg.connect(url, autocommit=True) as connection:
-                    for statement in statements:
-                        connection.execute(statement)
-                admin.execute("checkpoint")
-                yield url
-            finally:
-                admin.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
+            admin.execute(statement)
 
     def cpu(self, contestant_pid: int) -> cpu.Cpu:
         """CPU seconds used so far by the contestant, PostgreSQL and the broker."""

@@ -4,7 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 
-SUITES = ("throughput", "latency", "slow", "memory", "snapshot")
+SUITES = (
+    "throughput",
+    "dataframes",
+    "prepare",
+    "latency",
+    "slow",
+    "memory",
+    "idle",
+    "snapshot",
+    "failures",
+    "copies",
+    "kafka",
+    "planning",
+    "replay",
+    "publisher",
+    "dedupe",
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,9 +40,18 @@ class Settings:
     # A JVM compiles for a while: everyone is warm when the first second counts.
     latency_warm_seconds: float = 15.0
     latency_seconds: float = 20.0
+    # What a start leaves to do (JVM, compilers) is over by then.
+    idle_warm_seconds: float = 20.0
+    idle_seconds: float = 60.0
     slow_events: int = 100_000
     large_events: int = 60_000
     small_slices: int = 20_000
+    parked_keys: int = 1_000_000
+    outage_seconds: float = 30.0
+    replayed_events: int = 100_000
+    replayed_keys: int = 20_000
+    # Slices of each kind that are measured in this process.
+    slice_rounds: int = 5
 
     def scaled_down(self) -> Settings:
         """A run of a few minutes that shows that everything works, not how well."""
@@ -41,7 +66,14 @@ class Settings:
             latency_rates=self.latency_rates[:1],
             latency_warm_seconds=3.0,
             latency_seconds=6.0,
+            idle_warm_seconds=3.0,
+            idle_seconds=5.0,
             slow_events=10_000,
             large_events=10_000,
             small_slices=2_000,
+            parked_keys=20_000,
+            outage_seconds=3.0,
+            replayed_events=10_000,
+            replayed_keys=2_000,
+            slice_rounds=1,
         )

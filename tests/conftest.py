@@ -9,15 +9,22 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
+from hypothesis import HealthCheck, settings
 from psycopg import sql
 
 from sideline.stack import Stack, StackInfo
 from tests.support.run import Run
-from tests.support.waiting import wait_for
+from tests.support.waiting import patiently, wait_for
 
 _RUN = pytest.StashKey[Run]()
+_LEFT = pytest.StashKey[list[str]]()
 _ADMIN_SECONDS = 30
+
+# The machine may be busy with something else: how long an example takes says nothing about it.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 
 @pytest.hookimpl(trylast=True)
@@ -28,16 +35,27 @@ def pytest_configure(config):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     config.stash[_RUN] = Run()
+    config.stash[_LEFT] = []
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
     """A run that leaves a process or a directory behind has failed (after all fixtures ended)."""
     left = session.config.stash[_RUN].leftovers()
+    if hasattr(session.config, "workeroutput"):
+        # One of several side by side: the one that started it speaks for all.
+        session.config.workeroutput["left"] = left
+        return
+    left += session.config.stash[_LEFT]
     for item in left:
         session.config.get_terminal_writer().line(f"\nleft behind by this run: {item}")
     if left and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    node.config.stash[_LEFT] += getattr(node, "workeroutput", {}).get("left", [])
 
 
 def pytest_unconfigure(config):
@@ -100,6 +118,8 @@ def topics(_admin) -> Iterator[Callable[..., str]]:
 
     def make(partitions: int = 4, *, name: str = "topic", **config: object) -> str:
         topic = f"{name}-{uuid4().hex[:12]}"
+        # Events of long ago are tests too: retention would take them, some minutes later.
+        config = {"retention_ms": -1, **config}
         settings = {key.replace("_", "."): str(value) for key, value in config.items()}
         _create(_admin, NewTopic(topic, partitions, 1, config=settings))
         made.append(topic)
@@ -113,11 +133,20 @@ def topics(_admin) -> Iterator[Callable[..., str]]:
 
 def _create(admin: AdminClient, topic: NewTopic) -> None:
     """Create a topic and wait until every partition has a leader."""
-    admin.create_topics([topic])[topic.topic].result()
+
+    def make() -> None:
+        try:
+            admin.create_topics([topic])[topic.topic].result()
+        except KafkaException as error:
+            # The answer to the first try was lost.
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+
+    patiently(make)
 
     def led() -> bool:
-        known = admin.list_topics(topic.topic, timeout=_ADMIN_SECONDS).topics[topic.topic]
-        leaders = [part.leader for part in known.partitions.values()]
+        known = patiently(lambda: admin.list_topics(topic.topic, timeout=_ADMIN_SECONDS))
+        leaders = [part.leader for part in known.topics[topic.topic].partitions.values()]
         return len(leaders) == topic.num_partitions and all(leader >= 0 for leader in leaders)
 
     wait_for(led, what=f"leaders of {topic.topic}")

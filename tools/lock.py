@@ -26,7 +26,7 @@ FLAGS = (
 )
 # dev holds everything; the smaller ones must agree with it, so it is resolved first.
 LOCKS: dict[str, Sequence[str]] = {
-    "dev": ("--upgrade", "--extra=stack", "--group=dev", "pyproject.toml"),
+    "dev": ("--upgrade", "--extra=stack", "--extra=dataframes", "--group=dev", "pyproject.toml"),
     "stack": ("--upgrade", "--constraints=requirements/dev.txt", "--extra=stack", "pyproject.toml"),
     "base": ("--upgrade", "--constraints=requirements/dev.txt", "pyproject.toml"),
     "uv": ("--upgrade", "requirements/uv.in"),

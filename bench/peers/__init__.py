@@ -84,13 +84,17 @@ def report(events: int) -> None:
     os.write(sys.stdout.fileno(), line.encode())
 
 
-def _module(name: str) -> Callable[[Task], list[str]]:
+def module(name: str) -> Callable[[Task], list[str]]:
+    """How a contestant of this package is started."""
     return lambda _task: [sys.executable, "-m", f"bench.peers.{name}"]
 
 
 def _sideline(task: Task) -> list[str]:
     program = str(Path(sys.executable).with_name("sideline"))
-    once = [] if task.events is None else ["--once"]
+    # Where retries are waited for the topic is followed until somebody ends it; the stream that it
+    # is compared with is read in the same way.
+    follows = task.events is None or task.options.get("pipeline") == "retried"
+    once = [] if follows else ["--once"]
     return [program, "run", f"bench/app.py:{task.options.get('pipeline', 'users')}", *once]
 
 
@@ -98,18 +102,18 @@ PEERS = {
     peer.name: peer
     for peer in (
         Peer("sideline", "sideline", _sideline, commits="progress"),
-        Peer("bare", "two bare processes", _module("bare")),
+        Peer("bare", "two bare processes", module("bare")),
         Peer(
             "mapInArrow",
             "mapInArrow and COPY by hand",
-            _module("map_in_arrow"),
+            module("map_in_arrow"),
             needs_packages=True,
         ),
-        Peer("foreachBatch", "foreachBatch, tuned JDBC merge", _module("foreach_batch")),
+        Peer("foreachBatch", "foreachBatch, tuned JDBC merge", module("foreach_batch")),
         Peer(
             "foreachPartition",
             "foreachPartition, executemany",
-            _module("foreach_partition"),
+            module("foreach_partition"),
             share=0.2,
         ),
     )

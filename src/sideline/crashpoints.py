@@ -10,15 +10,51 @@ import os
 import signal
 
 POINTS = (
+    "between-starts",
     "lease-taken",
     "after-handler",
+    "before-claim",
+    "after-claim",
+    "after-claim-committed",
     "before-first-write",
+    "after-park",
+    "after-tries",
+    "after-copy-written",
+    "after-stash-written",
+    "after-settle",
+    "copies-found",
+    "copies-claimed",
+    "after-publish-written",
+    "before-outbox-init",
+    "after-outbox-init",
+    "before-send",
+    "between-produce-and-commit",
+    "between-send-and-mark",
+    "after-mark",
     "between-write-and-commit",
     "between-effects-and-progress",
     "after-commit",
     "before-release",
     "before-group-commit",
     "while-stopping",
+    "before-holes",
+    "batch-committed",
+    "erased",
+    "forgotten",
+    "before-home-init",
+    "after-home-init",
+    "before-pending",
+    "after-pending",
+    "kafka-produced",
+    "before-kafka-commit",
+    "after-kafka-commit",
+    "after-apply",
+    "replay-read",
+    "replay-handled",
+    "replay-written",
+    "replay-rejoin",
+    "replay-before-commit",
+    "replay-after-commit",
 )
 
 _armed: dict[str, tuple[int, int]] = {}
@@ -34,6 +70,11 @@ def arm(text: str | None) -> None:
             message = f"{name!r} is not a crash point"
             raise ValueError(message)
         _armed[name] = (int(count or 1), getattr(signal, f"SIG{kind or 'KILL'}"))
+
+
+def armed(name: str) -> bool:
+    """Whether a test waits for that moment."""
+    return name in _armed
 
 
 def reach(name: str) -> None:

@@ -9,16 +9,23 @@
     ├── NotFoundError                    4   looks for another name
     ├── RefusedError                     5   reads the reason; the world is unchanged
     │   ├── AlreadyRunningError          5   stops the other one, or takes over
+    │   ├── GuardrailError               5   chooses a policy that keeps the order
+    │   ├── UnclearError                 5   brings back what Kafka or the ledger has lost
     │   └── FencedError                  5   nothing: another owner goes on
     ├── UnreachableError                 6   waits, or brings the service back
     │   ├── KafkaUnreachableError        6
     │   └── DatabaseUnreachableError     6
     ├── PartialError                     7   decides, then runs again
     │   ├── DataLostError                7   accepts the loss, or restores the topic
-    │   └── EventFailedError             7   mends the handler
+    │   ├── EventFailedError             7   mends the handler
+    │   ├── NotDeliveredError            7   looks at what failed, and publishes it again
+    │   └── UnclearCommitError           7   looks whether it was committed, before going on
     └── StackError                       1   mends the machine (embedded services only)
 
     Recoverable, NonRecoverable              raised by handlers, to decide by hand
+    WorkerCrashed, HandlerTimeout            not recoverable: an event that ends its worker
+    PrepareFailed                            not recoverable: the JVM's own error, by its name
+    KnownDamaged, StillWaiting               why a run that applies a range again left it out
 """
 
 from __future__ import annotations
@@ -94,10 +101,22 @@ class AlreadyRunningError(RefusedError):
     code = "already-running"
 
 
+class GuardrailError(RefusedError):
+    """The pipeline's policy could let an older event overwrite a newer one."""
+
+    code = "guardrail"
+
+
 class FencedError(RefusedError):
     """Another owner took over; nothing was written after that."""
 
     code = "fenced"
+
+
+class UnclearError(RefusedError):
+    """Whether a slice was published cannot be known: Kafka and the ledger contradict each other."""
+
+    code = "unclear"
 
 
 class UnreachableError(SidelineError):
@@ -138,6 +157,23 @@ class EventFailedError(PartialError):
     code = "event-failed"
 
 
+class NotDeliveredError(PartialError):
+    """Records that were published did not reach Kafka, or nobody knows whether they did."""
+
+    code = "not-delivered"
+
+    failures: tuple[Any, ...] = ()
+    """The handles of what failed; of very many the first ones."""
+    count: int = 0
+    """How many failed."""
+
+
+class UnclearCommitError(PartialError):
+    """Kafka did not say whether a transaction was committed."""
+
+    code = "unclear-commit"
+
+
 class StackError(SidelineError):
     """The embedded stack cannot be started, stopped or used on this machine."""
 
@@ -160,3 +196,31 @@ class Recoverable(Exception):  # noqa: N818 - a statement about the world, not a
 
 class NonRecoverable(Exception):  # noqa: N818 - see Recoverable
     """Raised by a handler: this event and this code do not fit; do not try again in vain."""
+
+
+class WorkerCrashed(NonRecoverable):
+    """An event's error: again and again the worker process died while handling it."""
+
+
+class HandlerTimeout(NonRecoverable):
+    """An event's error: its handler took longer than ``handler_timeout``."""
+
+
+class PrepareFailed(NonRecoverable):
+    """An event's error: what ``prepare=`` raised for it in the JVM."""
+
+
+class PassedOver(Exception):  # noqa: N818 - see Recoverable
+    """A run that applies a range again leaves this event out, without a try."""
+
+
+class KnownDamaged(PassedOver):
+    """It is dead, or a person gave it up (R5)."""
+
+
+class StillWaiting(PassedOver):
+    """It waits in the pipeline itself, and is applied when it is released."""
+
+
+class ParkedByHand(Exception):  # noqa: N818 - see Recoverable
+    """A person set this event aside, because its partition waited for it."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import orjson
+from msgspec import Struct
 
 # As Kafka keeps them: in order, with duplicates, values may be null.
 Headers = tuple[tuple[str, bytes | None], ...]
@@ -20,12 +22,14 @@ class Delivery(NamedTuple):
     """Grows with every change of owner: a fencing token for outside systems."""
     origin: str | None = None
     """The id of the first delivery, for a retried or replayed copy."""
+    replayed: bool = False
+    """Whether it waited in the ledger, and somebody released it."""
 
 
 ALONE = Delivery()
 
 
-class Event(NamedTuple):
+class Event(Struct, frozen=True, gc=False):
     """One record: immutable, and cheap enough to be made a million times a second."""
 
     topic: str
@@ -38,6 +42,8 @@ class Event(NamedTuple):
     """None: a tombstone."""
     headers: Headers = ()
     delivery: Delivery = ALONE
+    row: Mapping[str, Any] | None = None
+    """What else a DataFrame step made of it, by column; None where there was none."""
 
     @property
     def id(self) -> str:

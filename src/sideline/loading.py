@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -22,7 +23,16 @@ def load(target: str) -> Pipeline:
     if not colon or not place or not name:
         message = f"{target!r} does not name a pipeline."
         raise ConfigurationError(message, hint=HINT)
-    module = _from_file(Path(place)) if _is_file(place) else _from_module(place)
+    return pick(read(place), place, name)
+
+
+def read(place: str) -> ModuleType:
+    """The module or the file that ``place`` names, imported."""
+    return _from_file(Path(place)) if _is_file(place) else _from_module(place)
+
+
+def pick(module: ModuleType, place: str, name: str) -> Pipeline:
+    """The pipeline of that name in a module that was read."""
     found = getattr(module, name, None)
     if isinstance(found, Pipeline):
         return found
@@ -86,6 +96,14 @@ def _see(folder: Path) -> None:
     known = os.environ.get("PYTHONPATH", "")
     if text not in known.split(os.pathsep):
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (text, known)))
+
+
+def find_like(folders: Sequence[str]) -> None:
+    """Find modules where the driver finds them, in its order; ours of which it knows nothing last.
+
+    Otherwise a worker's PYTHONPATH could hide what stands beside the user's own program.
+    """
+    sys.path[:] = [*folders, *[own for own in sys.path if own not in folders]]
 
 
 def _broken(place: str, error: BaseException) -> Exception:

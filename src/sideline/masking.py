@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import unquote
+from collections.abc import Sequence
+from urllib.parse import unquote, urlsplit
 
 MASK = "***"
 
@@ -30,7 +31,27 @@ def mask_text(text: str) -> str:
     return _mask_key_values(_URL_IN_TEXT.sub(lambda found: _mask_url(found[0]), text))
 
 
+def mask_webhook(url: str) -> str:
+    """A webhook's address without what only its owner should know: often that is the path."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return MASK
+    host = parts.netloc.rpartition("@")[2]
+    hidden = "@" in parts.netloc or parts.path.strip("/") or parts.query or parts.fragment
+    return f"{parts.scheme}://{host}" + (f"/{MASK}" if hidden else "")
+
+
+def mask_command(words: Sequence[str]) -> str:
+    """A command without its arguments: there may be a token among them."""
+    return f"{words[0]} {MASK}" if len(words) > 1 else words[0]
+
+
 def _mask_key_values(text: str) -> str:
+    # Most texts name no secret, and the search for one costs a hundred times this look.
+    folded = text.casefold()
+    if not any(name in folded for name in _SECRETS):
+        return text
     return _KEY_VALUE.sub(rf"\1\2{MASK}", text)
 
 

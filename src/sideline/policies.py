@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from sideline.durations import Duration
+
+# Headers that copies bear besides our own, for tools that know them.
+Dialect = Literal["spring", "connect"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,6 +33,7 @@ class DeadLetter:
     """Try ``attempts`` times in place, then copy the event to the dead-letter topic."""
 
     attempts: int = 3
+    dialect: Dialect | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,9 +41,15 @@ class RetryTopics:
     """Try again through a chain of topics with growing delays, then dead letter."""
 
     delays: tuple[Duration, ...] = ("10s", "1m", "10m")
+    dialect: Dialect | None = None
 
 
-Policy = Sideline | Block | Skip | DeadLetter | RetryTopics
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stop:
+    """End the run at the event: for runs that apply a range again, and nobody else."""
+
+
+Policy = Sideline | Block | Skip | DeadLetter | RetryTopics | Stop
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

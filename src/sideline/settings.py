@@ -8,24 +8,46 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import logging
 import os
 import re
+import shlex
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from sideline import kafka_properties
+from sideline import kafka_properties, retention
+from sideline.alerts import Alerting
+from sideline.durations import seconds
 from sideline.errors import ConfigurationError
-from sideline.masking import MASK, mask_database
+from sideline.masking import MASK, mask_command, mask_database, mask_webhook
+from sideline.retention import Retention
 
 FILE_NAME = "sideline.toml"
 STACK_DIRECTORY = ".sideline"
 
 _PREFIX = "SIDELINE_"
 _PROPERTY_PREFIX = "SIDELINE_KAFKA__"
+_ALERT_PREFIX = "SIDELINE_ALERT_"
+_RETENTION_PREFIX = "SIDELINE_RETENTION_"
 _FROM_STACK = f"stack in ./{STACK_DIRECTORY}"
+
+# What can be said about alerts, and what it is: names behind SIDELINE_ALERT_ and in [alerts].
+ALERTS = {
+    "command": "a program that is told of alerts",
+    "webhook": "an address on the network that is told of alerts",
+    "lag": "how far behind is worth an alert: 5m, or a number of events",
+}
+
+# How long what is over is kept, by kind: names behind SIDELINE_RETENTION_ and in [retention].
+RETENTION = {
+    "events": "resolved and skipped events, and the bytes of discarded ones",
+    "operations": "operations and runs that are over",
+    "alerts": "alerts that were cleared",
+    "audit": "who did what",
+}
 
 # Environment names that other modules read. A name that nobody knows is refused: a mistyped
 # SIDELINE_DATABASE must not end in whatever else is found.
@@ -42,6 +64,10 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9]
 _PAIR = re.compile(r"\s*[a-z_]+\s*=\s*('(?:[^'\\]|\\.)*'|(?:\\.|[^\s\\'])*)(?=\s|$)", re.DOTALL)
 _HIGHEST_PORT = 65535
 
+log = logging.getLogger(__name__)
+# Bootstrap servers about which this process has warned.
+_warned: set[str] = set()
+
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Settings:
@@ -55,6 +81,10 @@ class Settings:
     """Client properties of librdkafka; may hold passwords."""
     origins: dict[str, str] = dataclasses.field(default_factory=dict)
     """Setting -> "flag", "environment ...", "sideline.toml", "stack in ./.sideline", "default"."""
+    alerting: Alerting = dataclasses.field(default_factory=Alerting)
+    """Whom alerts are told; may hold secrets."""
+    retention: Retention = dataclasses.field(default_factory=Retention)
+    """How long the ledger keeps what is over."""
 
     def require_kafka(self) -> str:
         """The bootstrap servers, or an error that says how to set them."""
@@ -68,9 +98,15 @@ class Settings:
             raise _missing("the database", "SIDELINE_DATABASE", "postgresql://user@host/name")
         return self.database
 
+    def database_for(self, sink: object) -> str:
+        """Where the ledger of a pipeline with this sink is: in the sink's own database."""
+        return getattr(sink, "url", None) or self.require_database()
+
     def kafka_client(self, **extra: Any) -> dict[str, Any]:  # noqa: ANN401 - librdkafka's values
         """A configuration for a client of confluent-kafka."""
-        return {"bootstrap.servers": self.require_kafka(), **self.kafka_properties, **extra}
+        made = {"bootstrap.servers": self.require_kafka(), **self.kafka_properties, **extra}
+        _warn_of_plaintext(made)
+        return made
 
     def shown(self) -> dict[str, str | None]:
         """Every setting as people may see it, secrets masked."""
@@ -78,6 +114,10 @@ class Settings:
         shown = {"kafka": self.kafka, "database": database}
         for name, value in sorted(self.kafka_properties.items()):
             shown[f"kafka.{name}"] = MASK if name in kafka_properties.SECRET else value
+        shown |= _shown_alerting(self.alerting)
+        for name in RETENTION:
+            if f"retention.{name}" in self.origins:
+                shown[f"retention.{name}"] = retention.shown(getattr(self.retention, name))
         return shown
 
     def __repr__(self) -> str:
@@ -104,7 +144,12 @@ def load(
     draft.refuse_problems()
     draft.read_stack(directory)
     return Settings(
-        draft.values.get("kafka"), draft.values.get("database"), draft.properties, draft.origins()
+        draft.values.get("kafka"),
+        draft.values.get("database"),
+        draft.properties,
+        draft.origins(),
+        draft.alerting,
+        draft.retention,
     )
 
 
@@ -114,6 +159,8 @@ class _Draft:
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
         self.properties: dict[str, str] = {}
+        self.alerting = Alerting()
+        self.retention = Retention()
         self.problems: list[str] = []
         self._origins: dict[str, str] = {}
 
@@ -149,8 +196,16 @@ class _Draft:
             elif name.startswith(_PROPERTY_PREFIX):
                 property_name = name.removeprefix(_PROPERTY_PREFIX).lower().replace("_", ".")
                 self._take_property(property_name, environ[name], name, origin)
+            elif name.removeprefix(_ALERT_PREFIX).lower() in ALERTS:
+                about = name.removeprefix(_ALERT_PREFIX).lower()
+                self._take_alert(about, environ[name], name, origin)
+            elif name.removeprefix(_RETENTION_PREFIX).lower() in RETENTION:
+                about = name.removeprefix(_RETENTION_PREFIX).lower()
+                self._take_retention(about, environ[name], name, origin)
             elif name not in READ_ELSEWHERE:
-                known = ["SIDELINE_KAFKA", "SIDELINE_DATABASE", *READ_ELSEWHERE]
+                alerts = [_ALERT_PREFIX + about.upper() for about in ALERTS]
+                ages = [_RETENTION_PREFIX + about.upper() for about in RETENTION]
+                known = ["SIDELINE_KAFKA", "SIDELINE_DATABASE", *alerts, *ages, *READ_ELSEWHERE]
                 self._complain(f"{name} is not a setting{_guess(name, known)}")
 
     def read_file(self, path: Path) -> None:
@@ -212,10 +267,46 @@ class _Draft:
         self.properties[name] = value
         self._origins[f"kafka.{name}"] = origin
 
+    def _take_alert(self, name: str, value: object, source: str, origin: str) -> None:
+        try:
+            given = _ALERT_READERS[name](value)
+        except ValueError as error:
+            self._complain(f"{source} {error}")
+            return
+        self.alerting = dataclasses.replace(self.alerting, **given)
+        self._origins[f"alerts.{name}"] = origin
+
+    def _take_retention(self, name: str, value: object, source: str, origin: str) -> None:
+        try:
+            age = retention.age(value)
+        except ValueError as error:
+            self._complain(f"{source} {error}")
+            return
+        self.retention = dataclasses.replace(self.retention, **{name: age})
+        self._origins[f"retention.{name}"] = origin
+
+    def _take_leaves(self, table: str, value: object, file: str) -> None:
+        known, take = {
+            "alerts": (ALERTS, self._take_alert),
+            "retention": (RETENTION, self._take_retention),
+        }[table]
+        if not isinstance(value, dict):
+            self._complain(f"{file}: {table} is a table: [{table}]")
+            return
+        for key, leaf in value.items():
+            source = f"{file}: {key!r} in [{table}]"
+            if key in known:
+                take(key, leaf, source, file)
+            else:
+                self._complain(f"{source} is not a setting{_guess(key, known)}")
+
     def _take_table(self, name: str, value: object, file: str) -> None:
+        if name in {"alerts", "retention"}:
+            self._take_leaves(name, value, file)
+            return
         inner = {"kafka": "bootstrap", "database": "url"}.get(name)
         if inner is None:
-            guess = _guess(name, ["kafka", "database"])
+            guess = _guess(name, ["kafka", "database", "alerts", "retention"])
             self._complain(f"{file}: {name!r} is not a setting{guess}")
         elif not isinstance(value, dict):
             self._take(name, value, f"{file}: {name}", file)
@@ -286,6 +377,26 @@ def _bootstrap_problem(value: str) -> str | None:
     return None
 
 
+def _warn_of_plaintext(properties: Mapping[str, Any]) -> None:
+    """Say once that records, and maybe a password, can be read on their way."""
+    protocol = str(properties.get("security.protocol", "plaintext")).lower()
+    servers = properties["bootstrap.servers"]
+    if not protocol.endswith("plaintext") or servers in _warned or _on_loopback(servers):
+        return
+    _warned.add(servers)
+    what = "records and passwords" if protocol.startswith("sasl") else "records"
+    log.warning(
+        "Kafka at %s is reached without TLS: %s can be read and changed on their way "
+        "(security.protocol is %s; see docs/security.md)",
+        *(servers, what, protocol),
+    )
+
+
+def _on_loopback(servers: str) -> bool:
+    hosts = [server.rpartition(":")[0] or server for server in _servers(servers)]
+    return all(host in {"localhost", "[::1]", "::1"} or host.startswith("127.") for host in hosts)
+
+
 def _is_server(server: str) -> bool:
     found = _HOST.fullmatch(server)
     return found is not None and (not found[3] or 0 < int(found[3][1:]) <= _HIGHEST_PORT)
@@ -320,3 +431,57 @@ def _url_problem(url: str) -> str | None:
         if host and not decoded.startswith(("/", ":")) and not _is_server(decoded):
             return "names a host or port that cannot be one; percent-encode a password's @ : / ?"
     return None
+
+
+def _read_command(value: object) -> dict[str, Any]:
+    if isinstance(value, list) and all(isinstance(word, str) for word in value):
+        words = tuple(value)
+    elif isinstance(value, str):
+        try:
+            words = tuple(shlex.split(value))
+        except ValueError:
+            raise ValueError("has a quote that is not closed") from None
+    else:
+        raise ValueError("must be text, or a list of it")
+    if not words or not words[0] or any("\0" in word for word in words):
+        raise ValueError("names no program; unset it, or write one")
+    return {"command": words}
+
+
+def _read_webhook(value: object) -> dict[str, Any]:
+    """An address that may be posted to; never quoted: its path is often a secret."""
+    try:
+        url = urlsplit(value if isinstance(value, str) else "")
+        good = url.scheme in {"http", "https"} and bool(url.hostname) and url.port != 0
+    except ValueError:
+        good = False
+    if not good or re.search(r"[^!-~]", str(value)):
+        raise ValueError("is not an http:// or https:// URL")
+    return {"webhook": value}
+
+
+def _read_lag(value: object) -> dict[str, Any]:
+    text = str(value).strip() if isinstance(value, str | int) else ""
+    if text.isascii() and text.isdigit():
+        return {"lag_events": int(text), "lag_seconds": None}
+    try:
+        return {"lag_events": None, "lag_seconds": seconds(text)}
+    except ConfigurationError:
+        message = "is neither a span of time like 5m nor a number of events"
+        raise ValueError(message) from None
+
+
+_ALERT_READERS = {"command": _read_command, "webhook": _read_webhook, "lag": _read_lag}
+
+
+def _shown_alerting(alerting: Alerting) -> dict[str, str | None]:
+    shown: dict[str, str | None] = {}
+    if alerting.command:
+        shown["alerts.command"] = mask_command(alerting.command)
+    if alerting.webhook:
+        shown["alerts.webhook"] = mask_webhook(alerting.webhook)
+    if alerting.lag_events is not None:
+        shown["alerts.lag"] = f"{alerting.lag_events} events"
+    elif alerting.lag_seconds is not None:
+        shown["alerts.lag"] = f"{alerting.lag_seconds:g}s"
+    return shown

@@ -25,4 +25,14 @@ class Calls:
     """Nothing of ours: the handler acts on the outside world itself."""
 
 
-Sink = Postgres | Calls
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kafka:
+    """Records in topics of the cluster that the events come from.
+
+    ``bootstrap`` may say which cluster that has to be: another one is refused at the start.
+    """
+
+    bootstrap: str | None = None
+
+
+Sink = Postgres | Calls | Kafka

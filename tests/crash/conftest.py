@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.support.chain import chains
 from tests.support.ground import ground, grounds, nursery
+from tests.support.outputs import chained, outputs
 
-__all__ = ["ground", "grounds", "nursery"]
+__all__ = ["chained", "chains", "ground", "grounds", "nursery", "outputs"]

@@ -105,7 +105,7 @@ def test_at_most_once_loses_little_of_slow_events(grounds, tmp_path):
         calls=True,
         handler="slow_call",
         argument=[str(path), 0.05],
-        handler_timeout="1s",
+        handler_timeout="30s",
     )
     ground.publish(numbered(200))
     ground.killed(ground.start(ground.lease(), crash_at="after-handler:2"))
@@ -132,8 +132,7 @@ def calls(grounds, tmp_path, **options):
         handler="call",
         argument=str(path),
         slice_size=10,
-        handler_timeout="1s",
-        **options,
+        **{"handler_timeout": "1s"} | options,
     )
     ground.publish(numbered(EVENTS))
     return ground, path
@@ -191,14 +190,22 @@ def test_a_dead_caller_is_not_replaced_at_once(grounds, tmp_path):
 
 def test_a_new_driver_waits_for_a_call_under_way(grounds, tmp_path):
     """A driver that was killed leaves a worker in a call: it is not overtaken (C1, K12)."""
-    ground, path = calls(grounds, tmp_path)
-    slow = {"handler": "slow_call", "argument": [str(path), 2.0]}
-    old = ground.start(ground.lease(), pipeline=slow, grace_seconds=1.5)
-    held = "select not released from sideline.progress"
-    wait_for(lambda: ground.query(held)[0][0], what="the old worker has the partition")
+    ground, path = calls(grounds, tmp_path, handler_timeout="20s")
+    begun, gate = tmp_path / "begun", tmp_path / "gate"
+    held = {"handler": "held_call", "argument": [str(path), str(begun), str(gate)]}
+    old = ground.start(ground.lease(), pipeline=held, grace_seconds=1.5)
+    wait_for(begun.exists, what="a call under way")
     ground.begin()
-    ground.run(grace_seconds=1.5)
+    new = ground.start(ground.lease(), grace_seconds=1.5)
+    beat = "select beat_at from sideline.workers where pid = %s"
+    wait_for(lambda: ground.query(beat, new.pid), what="the new worker")
+    for _ in range(3):
+        # Longer than the grace alone, and no longer than a handler may take.
+        last = ground.query(beat, new.pid)
+        wait_for(lambda last=last: ground.query(beat, new.pid) != last, what="a sign of life")
+    gate.touch()
     old.reports()
+    new.reports()
     made = ground.calls(path)
     assert checkers.lost(ground.produced, made) == []
     assert checkers.out_of_order(checkers.first_effects(made)) == []
@@ -208,7 +215,8 @@ def test_a_new_driver_waits_for_a_call_under_way(grounds, tmp_path):
 
 def test_a_new_driver_does_not_wait_for_callers_that_have_ended(grounds, tmp_path):
     """A worker that ends says so: after an ordinary end nobody waits for the grace (K12)."""
-    ground, path = calls(grounds, tmp_path)
+    # Longer than it is frozen: what wakes up behind its time is ended.
+    ground, path = calls(grounds, tmp_path, handler_timeout="60s")
     old = ground.start(ground.lease(), crash_at="after-handler:2:STOP")
     old.frozen()
     ground.begin()

@@ -125,11 +125,13 @@ def test_a_dead_owner_is_replaced_at_once(ground):
 
 def test_a_slow_owner_is_not_replaced(grounds):
     """Longer than the grace without a commit, but with signs of life (K3)."""
-    ground = grounds(handler="slow", argument=GRACE_SECONDS * 1.5)
+    # Signs of life come every second, on a loaded machine some seconds later.
+    grace = GRACE_SECONDS * 2
+    ground = grounds(handler="slow", argument=grace * 1.5)
     ground.publish(numbered(1))
-    owner = ground.start(ground.lease(), grace_seconds=GRACE_SECONDS)
+    owner = ground.start(ground.lease(), grace_seconds=grace)
     wait_for(lambda: not ground.query("select released from sideline.progress")[0][0], what="take")
-    successor = ground.start(ground.lease(), grace_seconds=GRACE_SECONDS)
+    successor = ground.start(ground.lease(), grace_seconds=grace)
     (report,) = owner.reports()
     assert report.partitions[0].applied == 1
     assert not report.fenced
@@ -169,10 +171,12 @@ def test_the_higher_attempt_wins_and_the_lower_one_gives_way(ground):
 def test_warmed_up_before_the_take(grounds):
     """A successor that prefetched while its predecessor went on uses only what still fits (K2)."""
     ground = grounds(handler="slow", argument=0.01, slice_size=10)
-    ground.publish(numbered(300))
-    before = ground.start(ground.lease(seconds=2.0))
+    ground.publish(numbered(200))
+    lease = ground.lease()
+    ground.publish(numbered(100, start=200))
+    before = ground.start(lease)
     wait_for(lambda: ground.next_offsets()[0] > 0, what="the first slice")
-    after = ground.start(ground.lease(seconds=40), pipeline={"argument": 0})
+    after = ground.start(ground.lease(), pipeline={"argument": 0})
     (first,) = before.reports()
     (second,) = after.reports()
     assert first.partitions[0].applied

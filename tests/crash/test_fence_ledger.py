@@ -357,7 +357,9 @@ def test_the_row_is_found_by_its_place(owner, monkeypatch):
         {
             "ctid": held.ctid, "pipeline": "login", "topic": "users", "partition": 0,
             "lease": [1, 1, 0], "owner": one.claim.owner, "start": 0, "end": 0, "consumed": 0,
-            "applied": 0, "filtered": 0, "skipped": 0, "unknown": 0, "event_at": None,
+            "applied": 0, "filtered": 0, "skipped": 0, "unknown": 0, "event_at": None, "parked": 0,
+            "aside": 0, "guard": None, "retrying": 0, "dead": 0, "discarded": 0, "copies": 0,
+            "duplicate": 0,
         },
     ).fetchall()  # fmt: skip
     one.connection.rollback()

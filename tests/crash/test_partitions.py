@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
+from collections import Counter
+
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from tests.support.checkers import Place
 from tests.support.ground import numbered
 from tests.support.waiting import wait_for
+
+# Nobody waits for the end of this.
+LATE = {"retry_first": "10m", "retry_limit": "10m"}
 
 
 def done(ground, partition, ends):
@@ -21,19 +28,18 @@ def test_a_backoff_stops_only_its_own_partition(grounds, tmp_path):
     """The slot's other partitions go on while one waits for its due time (K4, F2)."""
     flag = tmp_path / "broken"
     flag.touch()
-    ground = grounds(
-        partitions=2, handler="waiting", argument=str(flag), slice_size=10, retry_first="25s"
-    )
+    ground = grounds(partitions=2, handler="waiting", argument=str(flag), slice_size=10, **LATE)
     ground.publish([("a", "wait"), *numbered(500)], partition=0)
     ground.publish([("b", "first")], partition=1)
-    worker = ground.start(ground.lease(bounded=False, seconds=60))
-    wait_for(done(ground, 1, {1: 1}), what="partition 1", within_seconds=20)
+    worker = ground.start(ground.lease(bounded=False, seconds=200))
+    wait_for(done(ground, 1, {1: 1}), what="partition 1")
     # Far more than a buffer's worth waits behind the event that fails.
     ground.publish(numbered(100, start=500), partition=1)
-    wait_for(done(ground, 1, {1: 101}), what="partition 1 goes on", within_seconds=20)
+    wait_for(done(ground, 1, {1: 101}), what="partition 1 goes on")
     assert ground.next_offsets()[0] == 0
     worker.kill()
     flag.unlink()
+    ground.query("update sideline.progress set due_at = null")
     ground.run()
     ground.check()
 
@@ -42,19 +48,20 @@ def test_a_partition_is_taken_as_it_is_released(grounds, tmp_path):
     """While one partition waits in backoff, another one is handed over (K4)."""
     flag = tmp_path / "broken"
     flag.touch()
-    ground = grounds(partitions=2, handler="waiting", argument=str(flag), retry_first="25s")
+    ground = grounds(partitions=2, handler="waiting", argument=str(flag), **LATE)
     ground.publish([("a", "wait")], partition=0)
-    holder = ground.start(ground.lease(1, bounded=False, seconds=60))
+    holder = ground.start(ground.lease(1, bounded=False, seconds=200))
     owner = "select owner is not null from sideline.progress where partition = %s"
     wait_for(lambda: ground.query(owner, 1)[0][0], what="partition 1 is held")
-    worker = ground.start(ground.lease(bounded=False, seconds=60))
+    worker = ground.start(ground.lease(bounded=False, seconds=200))
     tried = "select count(*) from sideline.progress where partition = 0 and owner is not null"
     wait_for(lambda: ground.query(tried)[0][0], what="partition 0 is taken")
     ground.publish(numbered(10), partition=1)
     holder.kill()
-    wait_for(done(ground, 1, {1: 10}), what="partition 1 is taken over", within_seconds=20)
+    wait_for(done(ground, 1, {1: 10}), what="partition 1 is taken over")
     worker.kill()
     flag.unlink()
+    ground.query("update sideline.progress set due_at = null")
     ground.run()
     ground.check()
 
@@ -63,15 +70,23 @@ def test_the_backoff_outlives_its_lease(grounds, tmp_path):
     """The report and the row say when the partition is due: the driver plans by that (K4, F2)."""
     flag = tmp_path / "broken"
     flag.touch()
-    ground = grounds(handler="waiting", argument=str(flag), retry_first="20s")
+    ground = grounds(handler="waiting", argument=str(flag), **LATE)
     ground.publish([("a", "wait")])
-    (report,) = ground.run(ground.lease(seconds=2))
+    (report,) = ground.run_until(
+        lambda: ground.query("select attempts from sideline.progress") == [(1,)],
+        what="an attempt",
+        lease=lambda: ground.lease(seconds=2),
+    )
     assert report.partitions[0].retry_in_seconds > 5
     assert report.partitions[0].attempts == 1
     due = ground.query("select due_at > now() + interval '5 s', attempts from sideline.progress")
     assert due == [(True, 1)]
     # A successor that comes too early waits as well.
-    (report,) = ground.run(ground.lease(seconds=2))
+    (report,) = ground.run_until(
+        lambda: ground.query("select lease[2] from sideline.progress") == [(ground.round,)],
+        what="a successor",
+        lease=lambda: ground.lease(seconds=2),
+    )
     assert report.partitions[0].attempts == 1
 
 
@@ -230,16 +245,6 @@ def test_a_tombstone_deletes(grounds, slice_size):
     assert ground.query("select id, value from users order by id") == [("a", "2"), ("c", "1")]
 
 
-def test_a_failing_event_stops_behind_what_is_before_it(grounds):
-    """Everything before it is committed, nothing behind it, and the report names it."""
-    ground = grounds(handler="failing", slice_size=4)
-    ground.publish([*numbered(6), ("k1", "bad"), *numbered(6, start=7)])
-    (report,) = ground.run()
-    assert report.failure["event"] == f"{ground.topic}/0/6"
-    assert ground.next_offsets() == {0: 6}
-    assert [place.offset for place in ground.effects()] == list(range(6))
-
-
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_skipped_events_are_counted(grounds, concurrency):
     """Left out, and accounted for (F5)."""
@@ -261,13 +266,91 @@ def test_side_by_side_in_order(grounds):
     ground.check()
 
 
+def test_the_finished_prefix_commits_while_later_handlers_run(grounds, tmp_path):
+    """What is done beyond it is dropped at the lease's end, and called again (K11)."""
+    path, gate = tmp_path / "calls", tmp_path / "gate"
+    ground = grounds(
+        handler="gated_call", argument=[str(path), str(gate)], calls=True, concurrency=3
+    )
+    before = ground.publish([("a", "v"), ("b", "v")])
+    ground.publish([("w", "wait"), ("w", "behind")])
+    beyond = ground.publish([("c", "v"), ("d", "v"), ("e", "v")])
+    worker = ground.start(ground.lease(seconds=250))
+    wait_for(done(ground, 0, {0: len(before)}), what="the finished prefix")
+    wait_for(lambda: set(beyond) <= set(ground.calls(path)), what="calls beyond it")
+    ground.query("update sideline.pipelines set stop_requested = true")
+    beat = "select beat_at from sideline.workers"
+    for _ in range(2):
+        # The first one hears of the stop; with the next the loop has ended.
+        (last,) = ground.query(beat)
+        wait_for(lambda last=last: ground.query(beat) != [last], what="a beat")
+    gate.touch()
+    worker.reports()
+    assert ground.next_offsets() == {0: len(before) + 1}
+    ground.query("update sideline.pipelines set stop_requested = false")
+    ground.run()
+    assert ground.next_offsets() == ground.ends()
+    counts = Counter(ground.calls(path))
+    assert {counts[place] for place in beyond} == {2}
+    assert {counts[place] for place in set(counts) - set(beyond)} == {1}
+
+
+def test_a_slice_that_takes_too_long_is_halved(grounds):
+    """Until it fits into the time that a transaction may take; nothing is parked (K10, F2)."""
+    ground = grounds(handler="limited", argument=0.03, slice_size=20)
+    ground.publish(numbered(20))
+    (report,) = ground.run()
+    assert ground.next_offsets() == ground.ends()
+    assert report.partitions[0].slices > 1
+    assert ground.parked() == []
+    ground.check()
+
+
+def test_handlers_side_by_side_keep_the_rate(grounds, tmp_path):
+    """Events are counted as their handlers begin: none runs ahead of the rate (rate=)."""
+    path = tmp_path / "calls"
+    slow = [str(path), 0.3]
+    ground = grounds(handler="slow_call", argument=slow, calls=True, concurrency=64)
+    ground.publish(numbered(120, keys=120))
+    started = time.monotonic()
+    ground.run(dataclasses.replace(ground.lease(), rate=40.0))
+    assert time.monotonic() - started > 119 / 40
+    assert len(ground.calls(path)) == 120
+
+
 def test_a_blocked_event_holds_up_its_own_partition_only(grounds):
     """Block: the event waits and is tried again, nothing overtakes it, others go on (F6)."""
-    ground = grounds(partitions=2, handler="failing", block=True, retry_first="20s")
+    ground = grounds(partitions=2, handler="failing", block=True, **LATE)
     ground.publish([("a", "good"), ("a", "bad"), ("a", "late")], partition=0)
     ground.publish(numbered(20), partition=1)
-    (report,) = ground.run(ground.lease(seconds=3))
+    stuck = "select stuck_at from sideline.progress where partition = 0"
+    (report,) = ground.run_until(
+        lambda: ground.next_offsets()[1] == 20 and ground.query(stuck) == [(1,)],
+        what="the event that blocks, and the other partition",
+        lease=lambda: ground.lease(seconds=3),
+    )
     assert report.failure is None
     assert ground.next_offsets() == {0: 1, 1: 20}
     waits = "select due_at > now(), trouble from sideline.progress where partition = 0"
     assert ground.query(waits) == [(True, "ValueError: bad")]
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_a_paused_partition_is_let_go(grounds, concurrency):
+    """In the middle of a lease, at a slice boundary; the others go on."""
+    ground = grounds(partitions=2, slice_size=5, concurrency=concurrency)
+    ground.publish(numbered(20), partition=0)
+    ground.publish(numbered(20), partition=1)
+    worker = ground.start(ground.lease(seconds=250, bounded=False))
+    wait_for(lambda: ground.next_offsets() == {0: 20, 1: 20}, what="everything there is")
+    ground.query("update sideline.progress set paused = true where partition = 1")
+    released = "select released from sideline.progress where partition = 1"
+    wait_for(lambda: ground.query(released) == [(True,)], what="the release")
+    ground.publish(numbered(20, start=20), partition=1)
+    ground.publish(numbered(20, start=20), partition=0)
+    wait_for(lambda: ground.next_offsets()[0] == 40, what="the other partition")
+    ground.query("update sideline.pipelines set stop_requested = true")
+    (report,) = worker.reports()
+    assert ground.next_offsets() == {0: 40, 1: 20}
+    assert {part.partition: part.consumed for part in report.partitions} == {0: 40, 1: 20}
+    ground.check_prefix()

@@ -52,6 +52,21 @@ def out_of_order(effects: Iterable[Place]) -> list[tuple[Place, Place]]:
     return found
 
 
+def overtaken(effects: Iterable[Place], parked: Iterable[Place]) -> list[tuple[Place, Place]]:
+    """Later events of a key that took effect while an earlier one is parked."""
+    waiting: dict[tuple[str, int, str], Place] = {}
+    for place in parked:
+        if place.key is not None:
+            name = (place.topic, place.partition, place.key)
+            waiting[name] = min(waiting.get(name, place), place)
+    found = []
+    for effect in effects:
+        first = waiting.get((effect.topic, effect.partition, effect.key or ""))
+        if first is not None and effect.key is not None and effect.offset > first.offset:
+            found.append((first, effect))
+    return found
+
+
 def first_effects(effects: Iterable[Place]) -> list[Place]:
     """Each event's first effect only: what order means where repeats are allowed."""
     return list(dict.fromkeys(effects))
@@ -66,6 +81,7 @@ class Accounts(NamedTuple):
     filtered: int = 0
     skipped: int = 0
     unknown: int = 0
+    parked: int = 0
 
 
 def unaccounted(
@@ -80,7 +96,7 @@ def unaccounted(
         )
         if row.consumed != passed:
             found.append(f"{topic}/{partition}: {passed} passed, {row.consumed} consumed")
-        outcomes = row.applied + row.filtered + row.skipped + row.unknown
+        outcomes = row.applied + row.filtered + row.skipped + row.unknown + row.parked
         if row.consumed != outcomes:
             found.append(f"{topic}/{partition}: {row.consumed} consumed, {outcomes} outcomes")
     return found

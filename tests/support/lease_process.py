@@ -25,7 +25,7 @@ from sideline.engine.lease import Lease, Report
 
 STARTED, STOPPED, ENDED = "started", "stopped", "ended"
 # Long enough for a loaded machine; nothing waits for it when all is well.
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 150.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +42,10 @@ class Job:
     grace_seconds: float = 10.0
     without: Sequence[str] = ()
     """Rules to break on purpose: see `tests.support.mutations`."""
+    group: str | None = None
+    """The file by which a process joins a control group."""
+    cell: str | None = None
+    """Keep careful workers in a process apart, as Spark's workers do: "forked" or "run"."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -175,9 +179,11 @@ class Nursery:
 
 def _serve() -> None:
     """Fork for each line of stdin; say what becomes of the children."""
-    import sideline.engine.worker  # noqa: F401 - imported once, for all
-    import tests.support.handlers
-    import tests.support.mutations  # noqa: F401
+    import sideline.engine.care  # noqa: F401 - imported once, for all
+    import tests.support.deadly
+    import tests.support.hostile
+    import tests.support.mutations
+    import tests.support.poison  # noqa: F401
 
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
@@ -244,16 +250,34 @@ def _work(job: dict[str, Any]) -> None:
     """In the child: hold the leases one after the other."""
     import logging
 
-    from sideline import crashpoints
+    from sideline import Pipeline, crashpoints
+    from sideline.engine import cell
+    from sideline.engine.care import Keeper
     from sideline.engine.worker import Access, Worker
-    from tests.support import handlers, mutations
+    from tests.support import deadly, mutations
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     mutations.break_rules(job["without"])
+    if job["group"]:
+        Path(job["group"]).write_text(str(os.getpid()))
     crashpoints.arm(job["crash_at"])
-    pipeline = handlers.build(**job["pipeline"])
     access = Access(job["database"], {"bootstrap.servers": job["kafka"]})
-    worker = Worker(pipeline, access, grace_seconds=job["grace_seconds"])
+    grace = job["grace_seconds"]
+
+    def load() -> Pipeline:
+        return deadly.handlers.build(**job["pipeline"])
+
+    worker: Worker | Keeper | cell.Cell
+    if job["cell"]:
+        from sideline.engine.jobs import ship
+
+        if job["cell"] == "forked":
+            cell.open_nursery()
+        worker = cell.Cell(cell.Charge(ship(load()), access, tuple(sys.path)))
+    elif any(share["care"] for lease in job["leases"] for share in lease["shares"]):
+        worker = Keeper(access, load, grace_seconds=grace)
+    else:
+        worker = Worker(load(), access, grace_seconds=grace)
     with Path(job["output"]).open("a", encoding="utf-8") as output:
         for data in job["leases"]:
             lease = Lease.from_dict(data)

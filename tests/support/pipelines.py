@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from sideline import Event, Insert, Pipeline
 from sideline.settings import Settings
-from tests.support.waiting import wait_for
+from tests.support.waiting import patiently, wait_for
 
 # One row an event, in the order in which they took effect.
 APPLIED = """
@@ -184,7 +185,7 @@ def group_offsets(kafka: str, group: str, topic: str, partitions: int) -> dict[i
         wanted = [TopicPartition(topic, number) for number in range(partitions)]
         return {
             found.partition: found.offset
-            for found in consumer.committed(wanted, timeout=20)
+            for found in patiently(lambda: consumer.committed(wanted, timeout=20))
             if found.offset >= 0
         }
     finally:
@@ -194,7 +195,14 @@ def group_offsets(kafka: str, group: str, topic: str, partitions: int) -> dict[i
 class Command:
     """`sideline ...` as a process of its own, in a group of its own as a shell would start it."""
 
-    def __init__(self, arguments: Sequence[str], directory: Path, **environment: str) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        directory: Path,
+        *,
+        program: Sequence[str] = ("-m", "sideline"),
+        **environment: str,
+    ) -> None:
         self.directory = directory
         self._out = directory / "stdout.txt"
         self._err = directory / "stderr.txt"
@@ -202,7 +210,7 @@ class Command:
         temporary.mkdir(exist_ok=True)
         with self._out.open("wb") as out, self._err.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "sideline", *arguments],
+                [sys.executable, *program, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -256,7 +264,7 @@ class Command:
                 os.kill(member, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 def workers_of(command: Command) -> list[int]:
@@ -280,8 +288,13 @@ def _family(session: int) -> list[int]:
 
 
 def _children(pid: int) -> list[int]:
-    return [child.pid for child in psutil.Process(pid).children()]
+    # A JVM starts small programs at times, which are gone before anybody looks at them.
+    with suppress(psutil.NoSuchProcess):
+        return [child.pid for child in psutil.Process(pid).children()]
+    return []
 
 
 def _name(pid: int) -> str:
-    return psutil.Process(pid).name()
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).name()
+    return ""

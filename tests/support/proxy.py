@@ -7,6 +7,7 @@ COMMIT go by, and to give the process id of the greeting another value, as poole
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import struct
 import threading
@@ -32,12 +33,15 @@ class Plan:
         before_commit: int | None = None,
         after_commit: int | None = None,
         at_byte: int | None = None,
+        every: int | None = None,
         who: str = "sideline worker",
         fake_pid: bool = False,
     ) -> None:
         self.before_commit = before_commit
         self.after_commit = after_commit
-        self.at_byte = at_byte
+        self.at_byte = at_byte or every
+        self.every = every
+        """Cut again and again, about so many bytes apart."""
         self.who = who
         self.fake_pid = fake_pid
         self.cuts = 0
@@ -154,7 +158,11 @@ class _Wire:
         self._server.sendall(data)
 
     def _cut(self) -> None:
-        self._plan.cuts += 1
+        plan = self._plan
+        plan.cuts += 1
+        if plan.every is not None:
+            with plan.lock:
+                plan.at_byte = plan.bytes + random.randrange(plan.every // 2, 2 * plan.every)
         raise Cut
 
     def _end(self) -> None:

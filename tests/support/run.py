@@ -42,7 +42,7 @@ class Run:
         """A new directory for one stack or one test."""
         return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.root))
 
-    def leftovers(self, within_seconds: float = 15) -> list[str]:
+    def leftovers(self, within_seconds: float = 60) -> list[str]:
         """What the run has left behind, after the time that an ending process may take."""
         deadline = time.monotonic() + within_seconds
         while (left := _processes(self.token)) and time.monotonic() < deadline:
@@ -65,10 +65,24 @@ def _processes(token: str) -> dict[int, str]:
             continue
         # Processes end while they are looked at, and those of others are none of our business.
         with suppress(OSError):
+            command = _command(entry)
             if f"{TOKEN_VARIABLE}={token}".encode() in (entry / "environ").read_bytes():
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
-                found[int(entry.name)] = command.decode(errors="replace")[:200]
+                found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace")[:200]
     return found
+
+
+def _command(entry: Path, within_seconds: float = 1) -> bytes:
+    """A process's command line, once it has one.
+
+    In the midst of its exec a process has neither command nor environment yet, though whoever
+    started it has been told already that all went well. Kernel threads and those that ended
+    have none either, but no executable file as well, which is an OSError.
+    """
+    deadline = time.monotonic() + within_seconds
+    while not (command := (entry / "cmdline").read_bytes()) and time.monotonic() < deadline:
+        (entry / "exe").readlink()
+        time.sleep(0.005)
+    return command
 
 
 def clear_away(root: Path, token: str) -> None:

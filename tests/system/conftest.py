@@ -5,22 +5,30 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 
 import pytest
+from confluent_kafka.admin import NewTopic
 
 from sideline.errors import SidelineError
+from tests.conftest import _create
+from tests.support.desk import Desk
+from tests.support.ground import grounds, nursery
+from tests.support.ledger_rows import cli, read, rows
 from tests.support.pipelines import APPLIED, Command, execute, settings
+
+__all__ = ["cli", "grounds", "nursery", "read", "rows"]
 
 
 @pytest.fixture(scope="session")
 def spark():
-    """A session as `sideline run` builds it, with room for two rounds of two tasks."""
+    """A session as `sideline run` builds it, with Kafka's connector and room for two rounds."""
     from pyspark import SparkContext
 
-    from sideline.engine import session
+    from sideline.spark import session
 
     interrupt = signal.getsignal(signal.SIGINT)
-    built = session.build(2, name="sideline tests")
+    built = session(slots=2, name="sideline tests")
     # Spark puts its own handler there, which would not tear fixtures down.
     signal.signal(signal.SIGINT, interrupt)
     yield built
@@ -29,8 +37,17 @@ def spark():
     gateway.shutdown()
     # The JVM ends with its standard input.
     gateway.proc.stdin.close()
-    gateway.proc.wait(timeout=30)
+    gateway.proc.wait(timeout=120)
     SparkContext._gateway = SparkContext._jvm = None
+
+
+@pytest.fixture
+def create_topic(_admin) -> Callable[[NewTopic], None]:
+    """Make a topic by its exact name; whoever made it deletes it.
+
+    The controller answers before the broker knows the topic: that is waited for.
+    """
+    return partial(_create, _admin)
 
 
 @pytest.fixture
@@ -87,3 +104,17 @@ def command(tmp_path_factory, kafka, request) -> Iterator[Callable[..., Command]
     yield start
     for one in started:
         one.kill()
+
+
+@pytest.fixture
+def desk(database, kafka) -> Iterator[Callable[..., Desk]]:
+    """Start drivers without Spark; they end with the test."""
+    made: list[Desk] = []
+
+    def start(pipeline, work=None, **options) -> Desk:
+        made.append(Desk(database, kafka, pipeline, work, **options))
+        return made[-1].begun()
+
+    yield start
+    for one in made:
+        one.stop()

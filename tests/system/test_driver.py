@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import signal
 import socket
+import threading
 from pathlib import Path
 
 import psutil
@@ -12,11 +15,13 @@ import pyspark
 import pytest
 
 from sideline.errors import AlreadyRunningError
+from sideline.status import gather
 from tests.support.pipelines import (
     APPLIED,
     applied,
     execute,
     faults,
+    group_offsets,
     numbered,
     progress,
     publish,
@@ -68,22 +73,107 @@ def test_two_pipelines_of_one_name_in_different_code(start, ready, kafka, topics
 def test_after_kill_9_of_the_driver_a_restart_works_at_once(
     command, ready, database, kafka, topics, finish, tmp_path
 ):
-    """The crashed driver's place is free with its connection (C2, P4)."""
+    """The crashed driver's place is free with its connection (C2, P4).
+
+    Status says what it was like, and how far behind it is while it is down (S4).
+    """
     topic = topics(partitions=4)
-    sent = publish(kafka, topic, numbered(4_000))
-    app = write_app(tmp_path, "killed", topic, before="time.sleep(0.001)")
+    sent = publish(kafka, topic, numbered(8_000))
+    app = write_app(tmp_path, "killed", topic, before="time.sleep(0.005)")
     running = command("run", app)
     wait_for(
-        lambda: progress(database, "killed") and applied(database),
-        what="first events",
+        lambda: progress(database, "killed") and gather(ready, "killed")[0]["events_per_second"],
+        what="a rate",
         within_seconds=120,
     )
+    (alive,) = gather(ready, "killed")
+    assert (alive["state"], alive["driver"]["pid"]) == ("running", running.process.pid)
+    assert alive["lag"] > 0
 
     running.signal(signal.SIGKILL)
     running.end()
+    asked = command("status", "killed", "--json")
+    assert asked.end() == 0, asked.err
+    down = asked.json()
+    assert (down["state"], down["driver"], down["events_per_second"]) == ("crashed", None, 0.0)
+    assert 0 < down["lag"] < len(sent)
+    assert down["lag"] == sum(part["lag"] for part in down["partitions"])
+    # The oldest event that waits was made before the driver began.
+    assert down["lag_seconds"] > 1
     finish(recorder("killed", topic))
 
     assert faults(applied(database), sent) == []
+    (done,) = gather(ready, "killed")
+    assert (done["state"], done["lag"], done["lag_seconds"]) == ("stopped", 0, 0.0)
+
+
+@pytest.mark.parametrize("point", ["before-group-commit", "while-stopping"])
+def test_a_driver_killed_at_a_point(
+    command, ready, database, kafka, topics, finish, tmp_path, point
+):
+    """Group offsets are a copy: the next run shows what progress says (C2, C5)."""
+    topic = topics(partitions=2)
+    sent = publish(kafka, topic, numbered(2_000))
+    app = write_app(tmp_path, "points", topic, before="time.sleep(0.002)")
+    running = command("run", app, SIDELINE_CRASH_AT=point)
+    if point == "while-stopping":
+        wait_for(
+            lambda: progress(database, "points") and applied(database),
+            what="first events",
+            within_seconds=120,
+        )
+        running.signal(signal.SIGTERM)
+
+    assert running.end(120) == -signal.SIGKILL, running.err
+    finish(recorder("points", topic))
+
+    assert faults(applied(database), sent) == []
+    reached = {number: offset for (_, number), offset in progress(database, "points").items()}
+    assert sum(reached.values()) == len(sent)
+    assert group_offsets(kafka, "points", topic, 2) == reached
+
+
+def jvm_of(running) -> psutil.Process:
+    """The JVM that a command started."""
+    children = psutil.Process(running.process.pid).children()
+    (jvm,) = [child for child in children if child.name() == "java"]
+    return jvm
+
+
+@pytest.fixture
+def dying(command, ready, database, kafka, topics, finish, tmp_path):
+    """Kill what the command consists of, at random, while events flow; then do the rest."""
+
+    def die(kinds):
+        topic = topics(partitions=2)
+        app = write_app(tmp_path, "dying", topic, before="time.sleep(0.002)")
+        sent = []
+        for kind in kinds:
+            sent += publish(kafka, topic, numbered(1_000))
+            before = len(applied(database))
+            running = command("run", app)
+            enough(database, before + 1)
+            end = running.process.kill if kind == "driver" else jvm_of(running).kill
+            timer = threading.Timer(random.uniform(0, 1.5), end)
+            timer.start()
+            running.end()
+            timer.join()
+        finish(recorder("dying", topic))
+        assert faults(applied(database), sent) == []
+
+    return die
+
+
+def test_jvm_and_driver_killed_at_any_moment(dying):
+    """SIGKILL whenever it comes: nothing lost, twice or out of order (P4, C1, C2)."""
+    dying(random.sample(["jvm", "driver"], 2))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_jvm_and_driver_killed_again_and_again(dying):
+    """The same, twenty times."""
+    dying(random.choices(["jvm", "driver"], k=20))
 
 
 def test_a_frozen_driver_that_was_replaced_stops_by_itself(
@@ -99,6 +189,9 @@ def test_a_frozen_driver_that_was_replaced_stops_by_itself(
     with pytest.raises(AlreadyRunningError, match=f"process {zombie.process.pid}"):
         start(recorder("zombie", topic)).wait(60)
     second = start(recorder("zombie", topic), take_over=True)
+    # Until then the workers of the frozen one may still be the ones who apply.
+    driver = "select driver_pid from sideline.pipelines"
+    wait_for(lambda: query(database, driver) == [(os.getpid(),)], what="the second to take over")
     sent += publish(kafka, topic, numbered(100))
     enough(database, 200)
     epoch = query(database, "select epoch, driver_pid, state from sideline.pipelines")
@@ -128,20 +221,19 @@ def test_a_frozen_worker_that_was_replaced_writes_nothing(
         what="first events",
         within_seconds=120,
     )
-    workers = workers_of(running)
+    workers = [psutil.Process(worker) for worker in workers_of(running)]
     assert workers
     for worker in workers:
-        os.kill(worker, signal.SIGSTOP)
+        worker.suspend()
     running.signal(signal.SIGKILL)
     running.end()
 
     finish(recorder("undead", topic))
     assert faults(applied(database), sent) == []
     for worker in workers:
-        if psutil.pid_exists(worker):
-            os.kill(worker, signal.SIGCONT)
-    gone = [worker for worker in workers if psutil.pid_exists(worker)]
-    psutil.wait_procs([psutil.Process(worker) for worker in gone], timeout=30)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.resume()
+    psutil.wait_procs(workers, timeout=30)
 
     assert faults(applied(database), sent) == []
 
@@ -159,10 +251,7 @@ def test_a_killed_jvm_ends_the_command_and_loses_nothing(
         what="first events",
         within_seconds=120,
     )
-    children = psutil.Process(running.process.pid).children()
-    (jvm,) = [child for child in children if child.name() == "java"]
-
-    jvm.kill()
+    jvm_of(running).kill()
 
     assert running.end() == 7, running.err
     assert "sideline: Spark's JVM has ended." in running.err
@@ -182,8 +271,9 @@ def test_postgresql_restarted_under_a_running_pipeline(start, own_stack, kafka, 
     enough(database, 300)
 
     # What `pg_ctl stop -m immediate` does: no farewell to anybody.
-    os.kill(info.pids["postgres"], signal.SIGQUIT)
-    psutil.wait_procs([psutil.Process(info.pids["postgres"])], timeout=30)
+    server = psutil.Process(info.pids["postgres"])
+    server.send_signal(signal.SIGQUIT)
+    psutil.wait_procs([server], timeout=30)
     sent += publish(kafka, topic, numbered(300))
     wait_for(lambda: running.status()["troubles"], what="word of the outage", within_seconds=60)
     assert running.is_alive
@@ -207,11 +297,27 @@ def spark_home(folder: Path) -> Path:
     return folder
 
 
+def executors_of(running) -> list[psutil.Process]:
+    """The executors of a command's local cluster, those that are there now."""
+    found = []
+    for process in psutil.Process(running.process.pid).children(recursive=True):
+        # Processes end while they are looked at.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            words = " ".join(process.cmdline())
+            if process.name() == "java" and "CoarseGrainedExecutorBackend" in words:
+                found.append(process)
+    return found
+
+
 def test_an_executor_that_dies_costs_time_only(command, ready, database, kafka, topics, tmp_path):
     """Executors of a local cluster are killed while they work (P4)."""
     topic = topics(partitions=4)
     sent = publish(kafka, topic, numbered(600))
-    app = write_app(tmp_path, "executors", topic, before="time.sleep(0.002)")
+    # They have something in hand until one of them is dead.
+    gate = tmp_path / "dead"
+    closed = f"event.offset >= 20 and not os.path.exists({str(gate)!r})"
+    before = f"while {closed}: time.sleep(0.02)"
+    app = write_app(tmp_path, "executors", topic, before=before, options="slice_size=10")
     running = command(
         *("run", app, "--once", "--slots", "2", "--master", "local-cluster[2,1,1024]"),
         SPARK_LOCAL_IP="127.0.0.1",
@@ -222,15 +328,10 @@ def test_an_executor_that_dies_costs_time_only(command, ready, database, kafka, 
         what="first events",
         within_seconds=180,
     )
-    executors = [
-        process
-        for process in psutil.Process(running.process.pid).children(recursive=True)
-        if process.name() == "java"
-        and "CoarseGrainedExecutorBackend" in " ".join(process.cmdline())
-    ]
-    assert len(executors) == 2
+    wait_for(lambda: len(executors_of(running)) == 2, what="both executors", within_seconds=120)
 
-    executors[0].kill()
+    executors_of(running)[0].kill()
+    gate.touch()
 
     assert running.end(180) == 0, running.err
     assert faults(applied(database), sent) == []

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from sideline import Event, Insert, Pipeline
 from sideline.errors import ConfigurationError, DataLostError, NotFoundError, RefusedError
-from tests.support.pipelines import applied, faults, numbered, progress, publish, query, recorder
+from sideline.ledger import audit
+from tests.support.pipelines import (
+    applied,
+    counted,
+    faults,
+    numbered,
+    progress,
+    publish,
+    query,
+    recorder,
+)
 from tests.support.waiting import wait_for
 
 
@@ -32,8 +47,36 @@ def delete_records(admin: AdminClient, topic: str, partition: int, before: int) 
         future.result(30)
 
 
+def grow(admin: AdminClient, topic: str, partitions: int) -> None:
+    """Give a topic more partitions, and wait until the brokers know."""
+    admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(30)
+    wait_for(
+        lambda: len(admin.list_topics(topic, timeout=30).topics[topic].partitions) == partitions,
+        what=f"{partitions} partitions",
+    )
+
+
+def write_openly(kafka: str, topic: str, count: int) -> Producer:
+    """Write events in a transaction that stays open."""
+    # It stays open for as long as a driver may take.
+    patient = {"transactional.id": f"open-{topic}", "transaction.timeout.ms": 300_000}
+    producer = Producer({"bootstrap.servers": kafka, **patient})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for key, value in numbered(count):
+        producer.produce(topic, partition=0, key=key, value=value)
+    assert producer.flush(30) == 0
+    return producer
+
+
 def make_again(admin: AdminClient, topic: str, partitions: int) -> None:
     """Delete a topic, and make one of the same name."""
+
+    def identity() -> str | None:
+        future = admin.describe_topics(TopicCollection([topic]))[topic]
+        return None if future.exception(30) else str(future.result().topic_id)
+
+    before = identity()
     admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
 
     def made() -> bool:
@@ -42,6 +85,8 @@ def make_again(admin: AdminClient, topic: str, partitions: int) -> None:
         return future.exception(30) is None
 
     wait_for(made, what=f"{topic} made again")
+    # The controller answers before the broker knows: what is published now may go to the old one.
+    wait_for(lambda: identity() not in {None, before}, what=f"word of the new {topic}")
 
 
 def test_a_new_pipeline_starts_at_the_beginning(finish, ready, kafka, topics, admin):
@@ -103,12 +148,57 @@ def test_a_start_that_kafka_does_not_have_is_refused(finish, ready, kafka, topic
     topic = topics(partitions=1)
     publish(kafka, topic, numbered(5))
 
+    pipeline = recorder("wrong", topic, start="latest")
     with pytest.raises(ConfigurationError, match="start names"):
-        finish(recorder("wrong", topic), start=start_at)
+        finish(pipeline, start=start_at)
 
     assert progress(ready.database, "wrong") == {}
-    finish(recorder("wrong", topic), start={0: 5})
+    # A start that was given for one run is no part of the pipeline.
+    finish(pipeline)
     assert applied(ready.database) == []
+
+
+def test_a_start_that_one_of_two_topics_does_not_have(desk, database, kafka, topics):
+    """It is refused for both: no row of the first is left, which would make it known (C5)."""
+    wide, narrow = topics(partitions=3), topics(partitions=1)
+    for number in range(3):
+        publish(kafka, wide, numbered(5), partition=number)
+
+    driver = desk(recorder("wrong", [wide, narrow], start={2: 5}))
+
+    assert isinstance(driver.end(), ConfigurationError)
+    assert progress(database, "wrong") == {}
+
+
+BEGIN = """
+import sys
+from tests.support.desk import Desk
+from tests.support.pipelines import recorder
+
+database, kafka, topic = sys.argv[1:]
+Desk(database, kafka, recorder("late", topic, start="latest")).begun()
+"""
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_killed_while_starts_are_stored(desk, database, kafka, topics, count):
+    """A new pipeline is new until all of it is known: nothing starts elsewhere (C5)."""
+    topic = topics(partitions=3)
+    for number in range(3):
+        publish(kafka, topic, numbered(10), partition=number)
+    first = subprocess.run(
+        [sys.executable, "-c", BEGIN, database, kafka, topic],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"SIDELINE_CRASH_AT": f"between-starts:{count}"},
+        check=False,
+        timeout=60,
+    )
+    assert first.returncode == -signal.SIGKILL
+    assert progress(database, "late") == {}
+
+    desk(recorder("late", topic, start="latest"))
+
+    assert progress(database, "late") == {(topic, number): 10 for number in range(3)}
 
 
 def test_a_known_pipeline_continues(finish, ready, kafka, topics):
@@ -135,12 +225,16 @@ def test_a_known_pipeline_refuses_another_start(finish, ready, kafka, topics):
 
     assert caught.value.exit_code == 5
     assert "without --from" in caught.value.hint
+    assert "sideline reprocess" in caught.value.hint
     assert query(ready.database, "select epoch, state, note from sideline.pipelines") == before
     assert len(applied(ready.database)) == 10
 
 
 def test_new_partitions_wait_for_the_old_ones(start, ready, kafka, topics, admin, tmp_path):
-    """A topic that grows while its old partitions lag: the new ones come after (C1)."""
+    """A topic that grows while its old partitions lag: the new ones come after (C1).
+
+    What has the key of an event that failed before waits behind it, wherever it stands now (F4).
+    """
     topic = topics(partitions=1)
     gate = tmp_path / "open"
     path = str(gate)
@@ -153,28 +247,99 @@ def test_new_partitions_wait_for_the_old_ones(start, ready, kafka, topics, admin
 
         while event.partition == 0 and event.offset == 50 and not os.path.exists(path):  # noqa: PTH110
             clock.sleep(0.02)
+        if (event.partition, event.offset) == (0, 60):
+            raise ValueError("bad")
         row = {"topic": event.topic, "partition": event.partition, "number": event.offset}
         return Insert("applied", row | {"key": event.key.decode()})
 
     sent = publish(kafka, topic, numbered(100))
     start(pipeline)
-    wait_for(lambda: progress(ready.database, "grows").get((topic, 0), 0) >= 50, what="half")
-    admin.create_partitions([NewPartitions(topic, 3)])[topic].result(30)
     wait_for(
-        lambda: len(admin.list_topics(topic, timeout=30).topics[topic].partitions) == 3,
-        what="three partitions",
+        lambda: progress(ready.database, "grows").get((topic, 0), 0) >= 50,
+        what="half",
+        within_seconds=120,
     )
+    grow(admin, topic, 3)
     for number in (1, 2):
         sent += publish(kafka, topic, numbered(30), partition=number)
     wait_for(lambda: len(progress(ready.database, "grows")) == 3, what="three positions")
     gate.touch()
 
-    wait_for(lambda: len(applied(ready.database)) >= 160, what="160 events", within_seconds=60)
+    wait_for(lambda: counted(ready.database, "grows") >= 160, what="160 events", within_seconds=60)
 
     effects = applied(ready.database)
-    assert faults(effects, sent) == []
+    parked = query(
+        ready.database, 'select topic, partition, "offset" from sideline.events order by place'
+    )
+    # Of the same key, in three partitions.
+    assert parked[0] == (topic, 0, 60)
+    assert sorted(parked[1:]) == [(topic, 1, 10), (topic, 2, 10)]
+    assert faults(effects, set(sent) - set(parked)) == []
     order = [effect.partition for effect in effects]
-    assert set(order[:100]) == {0}, "a new partition was read before the old one had passed its end"
+    assert set(order[:99]) == {0}, "a new partition was read before the old one had passed its end"
+
+
+def test_new_partitions_wait_for_an_open_transaction(desk, database, kafka, topics, admin):
+    """What it has written is older than they are, though nobody may read it yet (C1)."""
+    topic = topics(partitions=1)
+    publish(kafka, topic, numbered(10))
+    desk(recorder("grows", topic)).stop()
+    producer = write_openly(kafka, topic, 5)
+    grow(admin, topic, 2)
+
+    desk(recorder("grows", topic)).stop()
+
+    producer.abort_transaction(30)
+    waits = query(database, "select waits_for from sideline.progress where partition = 1")
+    assert waits == [({"0": 15},)]
+
+
+@pytest.mark.parametrize("commits", [True, False], ids=["committed", "aborted"])
+def test_a_run_once_reads_what_new_partitions_wait_for(
+    start, finish, ready, kafka, topics, admin, commits
+):
+    """It ends, after the transaction that was open when the topic grew, and in order (C1)."""
+    topic = topics(partitions=1)
+    publish(kafka, topic, numbered(10))
+    finish(recorder("grows", topic))
+    producer = write_openly(kafka, topic, 5)
+    grow(admin, topic, 2)
+    publish(kafka, topic, numbered(3), partition=1)
+
+    running = start(recorder("grows", topic), once=True)
+    taken = (
+        "select true from sideline.progress where partition = 0 and lease > array[2, 0]::bigint[]"
+    )
+    wait_for(lambda: query(ready.database, taken), what="the old partition's lease")
+    if commits:
+        producer.commit_transaction(30)
+    else:
+        producer.abort_transaction(30)
+
+    assert running.wait(120), f"not done: {running.status()}"
+    later = [(effect.partition, effect.offset) for effect in applied(ready.database)[10:]]
+    older = [(0, at) for at in range(10, 15)] if commits else []
+    assert later == [*older, (1, 0), (1, 1), (1, 2)]
+
+
+def test_a_topic_made_again_waits_for_nothing_of_the_old_one(
+    desk, database, kafka, topics, admin, cli, read
+):
+    """Offsets of the log that is gone are none of the new one's; status says who waits (C1, S4)."""
+    topic = topics(partitions=1)
+    publish(kafka, topic, numbered(10))
+    desk(recorder("again", topic)).stop()
+    grow(admin, topic, 2)
+    desk(recorder("again", topic)).stop()
+    _, gained = read("status", "again", "--kafka", kafka)["partitions"]
+    assert gained["waits_for"] == {"0": 10}
+    assert f"passed {topic}/0 at 10" in cli("status", "again", "--kafka", kafka)[1]
+    make_again(admin, topic, 2)
+
+    desk(recorder("again", topic), accept_loss=True).stop()
+
+    asked = "select next_offset, waits_for from sideline.progress order by partition"
+    assert query(database, asked) == [(0, None), (0, None)]
 
 
 def test_partitions_gained_while_it_was_down_are_read_from_the_beginning(
@@ -184,11 +349,7 @@ def test_partitions_gained_while_it_was_down_are_read_from_the_beginning(
     topic = topics(partitions=1)
     sent = publish(kafka, topic, numbered(10))
     finish(recorder("later", topic, start="earliest"))
-    admin.create_partitions([NewPartitions(topic, 2)])[topic].result(30)
-    wait_for(
-        lambda: len(admin.list_topics(topic, timeout=30).topics[topic].partitions) == 2,
-        what="two partitions",
-    )
+    grow(admin, topic, 2)
     sent += publish(kafka, topic, numbered(10), partition=1)
 
     finish(recorder("later", topic, start="latest"))
@@ -272,7 +433,7 @@ def test_a_topic_made_again_while_it_runs_stops_the_pipeline(start, ready, kafka
 
 
 def test_what_retention_took_is_named_and_accepted(finish, ready, kafka, topics, admin):
-    """The lost range by partition; --accept-loss goes on behind it (C5)."""
+    """The lost range by partition; --accept-loss goes on behind it, in the books (C5, S6)."""
     topic = topics(partitions=2)
     for number in (0, 1):
         publish(kafka, topic, numbered(10), partition=number)
@@ -292,6 +453,11 @@ def test_what_retention_took_is_named_and_accepted(finish, ready, kafka, topics,
     finish(recorder("slow", topic), accept_loss=True)
     later = {(effect.partition, effect.offset) for effect in applied(ready.database)[20:]}
     assert later == {(0, at) for at in range(13, 20)} | {(1, at) for at in range(15, 20)}
+    asked = "select actor, action, pipeline, count, subject from sideline.audit"
+    lost = [f"{topic}/0 offsets 10 to 12", f"{topic}/1 offsets 10 to 14"]
+    ((*change, subject),) = query(ready.database, asked)
+    assert change == [audit.actor(), "accept loss", "slow", 2]
+    assert sorted(subject["lost"]) == lost
 
 
 def test_retention_that_overtakes_a_running_pipeline_stops_it(
@@ -315,7 +481,11 @@ def test_retention_that_overtakes_a_running_pipeline_stops_it(
 
     publish(kafka, topic, numbered(50))
     running = start(pipeline)
-    wait_for(lambda: progress(ready.database, "overtaken").get((topic, 0)) == 20, what="20 events")
+    wait_for(
+        lambda: progress(ready.database, "overtaken").get((topic, 0)) == 20,
+        what="20 events",
+        within_seconds=120,
+    )
     delete_records(admin, topic, 0, 40)
 
     with pytest.raises(DataLostError, match=f"{topic}/0 offsets 20 to 39"):

@@ -195,6 +195,31 @@ def worker_role(database):
         admin.execute(sql.SQL("drop owned by {0}; drop role {0}").format(sql.Identifier(name)))
 
 
+def test_what_the_deployment_broke_stops_the_run(command, ready, database, kafka, topics, tmp_path):
+    """A table that is not there (SQLSTATE 42) parks nothing: exit 7, and what came before stays.
+
+    Whatever the handler logs bears the id of the event in its hand (F1, S3).
+    """
+    topic = topics(partitions=1)
+    publish(kafka, topic, numbered(10))
+    before = """import logging
+    from sideline import Execute
+    logging.getLogger("shop").warning("looks at it")
+    if event.offset == 6:
+        return Execute("insert into nowhere values (1)")"""
+    app = write_app(tmp_path, "broken", topic, before=before, options="slice_size=3")
+
+    run = command("run", app, "--once")
+
+    assert run.end(120) == 7, run.err
+    assert 'relation "nowhere" does not exist' in run.err
+    assert "Traceback" not in run.err
+    assert query(database, "select count(*) from sideline.events") == [(0,)]
+    assert [effect.offset for effect in applied(database)] == list(range(6))
+    for offset in range(6):
+        assert f"WARNING shop {topic}/0/{offset} looks at it" in run.err
+
+
 def test_a_role_that_may_not_make_tables(command, database, topics, worker_role, tmp_path):
     """Refused with the two ways out, exit 5; nothing is half made."""
     app = write_app(tmp_path, "humble", topics(partitions=1))
@@ -225,8 +250,7 @@ def test_a_worker_role_without_ddl_suffices(
 ):
     """A DBA ran the script of `sideline migrate --sql`; the role may only read and write.
 
-    The last event fails: exit 7 with its id, the reason and what to do, without a traceback;
-    everything before it is applied.
+    The last event fails and is parked, and the command says where to read about it.
     """
     topic = topics(partitions=1)
     sent = publish(kafka, topic, numbered(50))
@@ -247,8 +271,11 @@ def test_a_worker_role_without_ddl_suffices(
 
     run = command("run", app, "--once", SIDELINE_DATABASE=worker_role)
 
-    assert run.end(120) == 7, run.err
-    assert f"event {topic}/0/50 failed in the handler: LookupError: no such thing" in run.err
-    assert "Everything before it is applied" in run.err
+    assert run.end(120) == 0, run.err
+    assert "51 events consumed, 50 applied, 1 parked" in run.err
+    assert "sideline parked causes humble" in run.err
     assert "Traceback" not in run.err
+    causes = command("parked", "causes", "humble", SIDELINE_DATABASE=worker_role)
+    assert causes.end() == 0, causes.err
+    assert "no such thing" in causes.out
     assert faults(applied(database), sent) == []

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg
@@ -43,7 +44,8 @@ def _publish(info: StackInfo, topic: str, value: str) -> None:
     producer = Producer({"bootstrap.servers": info.bootstrap, "acks": "all"})
     lost = []
     producer.produce(topic, value, on_delivery=lambda error, _: error and lost.append(error))
-    assert producer.flush(30) == 0
+    # A broker that was killed is missed after its session, and then others are chosen.
+    assert producer.flush(120) == 0
     assert not lost
 
 
@@ -61,7 +63,7 @@ def _read(info: StackInfo, topic: str, count: int) -> list[str]:
                 found.append(message.value().decode())
             return len(found) >= count
 
-        wait_for(enough, what=f"{count} events of {topic}", within_seconds=60)
+        wait_for(enough, what=f"{count} events of {topic}", within_seconds=120)
         return found
     finally:
         consumer.close()
@@ -136,7 +138,12 @@ def test_both_services_are_small(shared):
     info = shared.up()
     assert _resident(info.pids["kafka-1"]) < 400 * MB
     server = info.pids["postgres"]
-    assert sum(map(_resident, [server, *_children(server)])) < 150 * MB
+    together = _resident(server)
+    for child in _children(server):
+        # A session or a worker may have ended meanwhile.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            together += _resident(child)
+    assert together < 150 * MB
 
 
 def _resident(pid: int) -> int:
@@ -166,9 +173,11 @@ LOOPBACK = ("0100007F", "0000000000000000FFFF00000100007F")
 def _listening(pid: int) -> list[str]:
     inodes = set()
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        target = str(descriptor.readlink())
-        if target.startswith("socket:["):
-            inodes.add(target[8:-1])
+        # Files and connections are closed while they are looked at.
+        with suppress(FileNotFoundError):
+            target = str(descriptor.readlink())
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
     found = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:

@@ -20,11 +20,11 @@ ROOT = Path(__file__).parents[2]
 def inner_run(tmp_path):
     """Run one test in a pytest of its own, with our fixtures."""
 
-    def run(body: str) -> subprocess.CompletedProcess[str]:
+    def run(body: str, *options: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "test_inner.py").write_text(
             f"import os, subprocess\n\ndef test_it(run, request):\n    {body}\n"
         )
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest"]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", *options]
         environ = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
         return subprocess.run(
             [*command, "-p", "no:cacheprovider", "--rootdir", tmp_path, "-c", "/dev/null",
@@ -65,6 +65,15 @@ def test_a_directory_that_is_left_fails_the_run(inner_run, tmp_path):
     assert answer.returncode == 1
     assert "left behind by this run: directory" in answer.stdout
     assert not list(tmp_path.glob("sideline-test-*"))
+
+
+def test_what_one_of_several_leaves_fails_the_run(inner_run, tmp_path):
+    """Side by side, nothing is lost on the way to the one who speaks."""
+    answer = inner_run("run.directory('x')", "-n", "2")
+    assert answer.returncode == 1, answer.stdout
+    assert "left behind by this run: directory" in answer.stdout
+    # Whoever is slow to end is ended, and its guardian still clears away.
+    wait_for(lambda: not list(tmp_path.glob("sideline-test-*")), what="an empty directory")
 
 
 def test_a_run_that_is_killed_leaves_no_stack(inner_run, tmp_path):

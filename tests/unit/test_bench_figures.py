@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import uuid
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from bench import events, figures, picture, publish, report, sender
 from bench.peers.batches import BATCH_EVENTS, batch_events
+from bench.settings import SUITES
 from bench.suites import Finding, Outcome
 from bench.suites.snapshot import last_against_first
+
+
+def test_every_suite_can_be_shown():
+    """Nobody learns after an hour of measuring that there is no table for it."""
+    assert set(report.COLUMNS) == set(SUITES)
 
 
 def test_percentile_is_a_value_that_was_measured():
@@ -179,11 +186,14 @@ def test_a_missing_ratio_is_a_dash():
 
 
 def test_publishing_replaces_the_figures_and_nothing_else():
-    """The words around the figures are a person's; a second time changes nothing."""
-    page = "before\n<!-- figures -->\nold\n<!-- end of figures -->\nafter\n"
-    once = publish.replaced(page, "new")
-    assert once == "before\n<!-- figures -->\nnew\n<!-- end of figures -->\nafter\n"
-    assert publish.replaced(once, "new") == once
+    """What was measured anew stands in its old place; other suites and all words stay."""
+    old = "### Throughput: 5 events\n\nold\n\n### Memory: of a worker\n\nkept\n"
+    page = f"# Head\n{publish.BEGIN}\n{old}\n{publish.END}\ntail\n"
+    assert publish.replaced(page, []) == page
+    new, more = "### Throughput: 7 events\n\nnew\n", "### Copies\n\nfirst\n"
+    once = publish.replaced(page, [new, more])
+    figures = f"{new}\n### Memory: of a worker\n\nkept\n\n{more}"
+    assert once == f"# Head\n{publish.BEGIN}\n{figures}\n{publish.END}\ntail\n"
 
 
 def test_published_tables_have_all_rows_and_aims():
@@ -206,3 +216,14 @@ def test_published_tables_have_all_rows_and_aims():
     text = publish.section(machine, outcome)
     assert "| 4 | repeated | <bare> & co | 210,000 | 6.0 |" in text
     assert "| throughput against bare | 0.50x | at least 0.85x | **missed** |" in text
+
+
+@pytest.mark.parametrize("version", [events.TIME_ORDERED, events.RANDOM])
+def test_message_ids_are_uuids_of_their_version(version):
+    """Each event has its own; those that grow with time do."""
+    topic = events.Topic("ids", 100, 1, 10, ids=version)
+    found = [dict(topic.headers(index) or ())["message-id"] for index in range(0, 100, 10)]
+    parsed = [uuid.UUID(one.decode()) for one in found]
+    assert {one.version for one in parsed} == {version}
+    assert len(set(found)) == len(found)
+    assert version == events.RANDOM or found == sorted(found)

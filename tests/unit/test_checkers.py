@@ -88,6 +88,7 @@ def test_repeats_are_taken_out_by_their_first_effect():
         Accounts(next_offset=5, consumed=6, applied=6),
         Accounts(next_offset=6, consumed=6, applied=5),
         Accounts(next_offset=6, consumed=6, applied=6, unknown=1),
+        Accounts(next_offset=6, consumed=6, applied=6, parked=1),
     ],
 )
 def test_counters_that_do_not_add_up_are_found(row):
@@ -118,3 +119,12 @@ def test_random_damage_is_found():
                     continue
                 effects[effects.index(later)], effects[index] = place, later
         assert checkers.faults(PRODUCED, effects), effects
+
+
+def test_an_event_that_passes_a_parked_one_is_found():
+    """Zoiee must not be applied while Zoë is parked; what came before Zoë may be (F4)."""
+    zoey, zoe, zoiee = (Place("t", 0, n, "zoe") for n in (1, 2, 3))
+    bob = Place("t", 0, 4, "bob")
+    assert checkers.overtaken([zoey, bob], [zoe, zoiee]) == []
+    assert checkers.overtaken([zoey, zoiee, bob], [zoe]) == [(zoe, zoiee)]
+    assert checkers.overtaken([Place("t", 0, 5)], [Place("t", 0, 4)]) == [], "it stands alone"

@@ -23,6 +23,8 @@ def command(monkeypatch, capsys, tmp_path):
     for name in list(os.environ):
         if name.startswith("SIDELINE_") and not name.startswith("SIDELINE_TEST_"):
             monkeypatch.delenv(name)
+    # Whatever the terminal is like from which the tests are run.
+    monkeypatch.setenv("COLUMNS", "80")
 
     def command(*arguments: str) -> tuple[int, str, str]:
         code = main.run(arguments)
@@ -255,12 +257,14 @@ def test_reader_that_has_gone_ends_the_command_without_a_word():
 def test_real_interrupt_exits_130():
     """SIGINT from a terminal reaches the shell as 130."""
     code = (
-        "import signal, sys, types, click\n"
+        "import sys, time, types, click\n"
         "from sideline.cli import main\n"
         "@click.command()\n"
         "def wait():\n"
         "    print('ready', flush=True)\n"
-        "    signal.pause()\n"
+        # Not signal.pause(): the signal may come right before it.
+        "    while True:\n"
+        "        time.sleep(0.1)\n"
         "sys.modules['waiting'] = types.SimpleNamespace(wait=wait)\n"
         "main.COMMANDS['wait'] = main.Entry('waiting:wait', 'Wait.')\n"
         "main.main(['wait'])\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sideline.cli import story
 from sideline.events import Event
 
@@ -31,6 +33,23 @@ def test_who_left_is_not_in_the_ending_and_who_came_back_is():
         story.Fact("b", "B2"),
     ]
     assert story.ending(facts) == {"b": "B2"}
+
+
+def test_some_choose_a_name_that_version_1_cannot_write():
+    """The heroine and about three in a hundred; version 2 can write all of them."""
+    facts = story.tell(users=2_000, events=20_000)
+    aside = story.troubled(facts)
+    assert story.HEROINE in aside
+    assert len(aside) == 61
+    assert story.before.version != story.users.version
+    for fact in facts:
+        event = Event("users", 0, 0, 0, fact.user.encode(), fact.value)
+        story.login(event)
+        if fact.name is not None and not fact.name.isascii():
+            with pytest.raises(UnicodeEncodeError):
+                story.login_1(event)
+        else:
+            assert story.login_1(event) == story.login(event)
 
 
 def test_some_leave():

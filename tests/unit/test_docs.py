@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 import subprocess
@@ -13,7 +14,8 @@ from typing import NamedTuple
 import click
 import pytest
 
-from sideline import errors, kafka_properties, settings
+import sideline
+from sideline import Pipeline, errors, kafka_properties, settings
 from sideline.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -205,18 +207,36 @@ def test_every_setting_is_documented():
     listed = {name for name in INLINE.findall(table) if re.fullmatch(r"[a-z]+(\.[a-z]+)+", name)}
     assert sorted(listed - set(kafka_properties.ALLOWED)) == []
     variables = set(settings.READ_ELSEWHERE) - {"SIDELINE_CRASH_AT"}
+    variables |= {f"SIDELINE_ALERT_{name.upper()}" for name in settings.ALERTS}
+    variables |= {f"SIDELINE_RETENTION_{name.upper()}" for name in settings.RETENTION}
     assert sorted({"SIDELINE_KAFKA", "SIDELINE_DATABASE", *variables} - named) == []
+
+
+def test_every_parameter_of_a_pipeline_is_documented():
+    """The table of docs/pipeline.md has each of them, in their order, with its real default."""
+    text = (ROOT / "docs" / "pipeline.md").read_text("utf-8")
+    table = re.findall(r"^\| `(\w+)` \|(?: `([^|]+)`)? \| (.+) \|$", text, re.MULTILINE)
+    assert [name for name, _, _ in table] == list(inspect.signature(Pipeline).parameters)
+    bare = Pipeline("name", "topic")
+    for name, default, _ in table[2:]:
+        given = eval(default, vars(sideline))
+        same = Pipeline("name", "topic", **{name: given})
+        attribute = {"start": "start_at"}.get(name, name)
+        assert getattr(same, attribute) == getattr(bare, attribute), name
+    # Those that have none are the ones that are needed.
+    assert [default for _, default, _ in table[:2]] == ["", ""]
 
 
 def test_settings_file_in_the_docs_is_valid(tmp_path):
     """The example of sideline.toml can be copied."""
     examples = [block for block in BLOCKS if block.info == "toml"]
-    assert examples
+    whole = []
     for block in examples:
         (tmp_path / "sideline.toml").write_text(block.text, "utf-8")
         found = settings.load(directory=tmp_path, environ={})
-        assert found.kafka
-        assert found.database
+        assert "sideline.toml" in found.origins.values(), block.place
+        whole.append(bool(found.kafka and found.database))
+    assert any(whole)
 
 
 def test_every_dependency_has_its_reason():

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from sideline.homes.judge import identities, ordered_as, vouches
+from sideline.homes.judge import identities, ordered_as, refused_alone, vouches
 from tests.support.columns import column, numeric, varchar
 
 NOW = datetime(2024, 5, 6, 7, 8, 9, tzinfo=UTC)
@@ -46,6 +46,33 @@ def test_verdicts(described, good, bad):
     """What PostgreSQL would refuse, or might, is never vouched for (K9)."""
     assert [value for value in good if not vouches(described, [value])] == []
     assert [value for value in bad if vouches(described, [value])] == []
+
+
+@pytest.mark.parametrize("limit", [3, None])
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["abc", "abcd", "x" * 400, "äöü", ""],
+        ["abc", "nul\0", "abcd"],
+        ["abc", None, "abcd"],
+        ["abc", 7, "abcd"],
+        [1, 2**31, -(2**31), -(2**31) - 1],
+        [1, "2", 2**40],
+        [None, 5],
+        [],
+    ],
+    ids=repr,
+)
+def test_those_found_at_once_are_those_found_one_by_one(values, limit):
+    """A crowd is judged as each of it would be; where that cannot be, it is not tried (K9)."""
+    text = column("text", indexed=True) if limit is None else varchar(limit)
+    for described in (text, column("int4"), column("int4", not_null=True), column("uuid")):
+        found = refused_alone(described, values)
+        alone = [n for n, value in enumerate(values) if not vouches(described, [value])]
+        assert found in (None, alone)
+    numbers = refused_alone(column("int4"), [1, 2**31, -(2**31), -(2**31) - 1])
+    assert numbers == [1, 3]
+    assert refused_alone(varchar(3), ["abcd", "abc"]) == [0]
 
 
 def test_null():

@@ -29,6 +29,8 @@ def _restored(monkeypatch, tmp_path):
     """Loading makes modules visible: not beyond this test."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setitem(os.environ, "PYTHONPATH", "")
+    # Nor that of another.
+    monkeypatch.delitem(sys.modules, "app", raising=False)
     before = set(sys.modules)
     monkeypatch.chdir(tmp_path)
     yield

@@ -23,13 +23,14 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 DECLARED = {
     "base": PROJECT["project"]["dependencies"],
     "stack": PROJECT["project"]["optional-dependencies"]["stack"],
+    "dataframes": PROJECT["project"]["optional-dependencies"]["dataframes"],
     "dev": PROJECT["dependency-groups"]["dev"],
 }
 # Each lock holds what it is named after and everything before it.
 LOCKS = {
     "base": DECLARED["base"],
     "stack": DECLARED["base"] + DECLARED["stack"],
-    "dev": DECLARED["base"] + DECLARED["stack"] + DECLARED["dev"],
+    "dev": [requirement for declared in DECLARED.values() for requirement in declared],
 }
 ENTRY = re.compile(
     r"(?P<name>[a-z0-9-]+)==(?P<version>\S+)(?: ; (?P<marker>[^\\\n]+?))? \\\n"

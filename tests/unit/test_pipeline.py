@@ -23,6 +23,7 @@ from sideline import (
     Upsert,
 )
 from sideline.errors import ConfigurationError
+from sideline.policies import FloodGuard
 
 
 def event(value: bytes = b"{}", key: bytes | None = b"k") -> Event:
@@ -62,9 +63,28 @@ def test_a_name_and_a_topic_are_enough():
         ({"start": {0: -1}}, "both are numbers from 0"),
         ({"effects": ["upsert"]}, "which is not an effect"),
         ({"handler_timeout": "soon"}, "is not a span of time"),
-        ({"on_failure": DeadLetter()}, "not available in this version"),
-        ({"on_failure": RetryTopics()}, "not available in this version"),
-        ({"stash": "topic"}, "not available in this version"),
+        ({"on_failure": DeadLetter(attempts=0)}, "a whole number from 1"),
+        ({"on_failure": DeadLetter(dialect="Spring")}, "one of spring, connect, or None"),
+        ({"on_failure": RetryTopics(dialect="conect")}, "one of spring, connect, or None"),
+        ({"on_failure": DeadLetter(dialect=["spring"])}, "one of spring, connect, or None"),
+        ({"on_failure": RetryTopics(delays=())}, "a list of durations"),
+        ({"on_failure": RetryTopics(delays="10s")}, "a list of durations"),
+        ({"on_failure": RetryTopics(delays=("soon",))}, "not a span of time"),
+        ({"on_failure": "retry"}, "is not a policy"),
+        ({"on_failure": Skip(alarm="1%")}, "alarm is '1%'; it is a share"),
+        ({"on_failure": Skip(alarm=True)}, "alarm is True"),
+        ({"on_failure": Skip(alarm=-0.1)}, "alarm is -0.1"),
+        ({"on_failure": Skip(alarm=float("nan"))}, "alarm is nan"),
+        ({"on_failure": Skip(alarm=5)}, "alarm is 5"),
+        ({"guard": 0.5}, "guard is 0.5"),
+        ({"guard": FloodGuard(share=0)}, "share is 0"),
+        ({"guard": FloodGuard(share="half")}, "share is 'half'"),
+        ({"guard": FloodGuard(share=1.5)}, "share is 1.5"),
+        ({"guard": FloodGuard(of=0)}, "of is 0; it is a whole number from 1"),
+        ({"guard": FloodGuard(of=1e3)}, "of is 1000.0"),
+        ({"guard": FloodGuard(in_a_row=True)}, "in_a_row is True"),
+        ({"guard": FloodGuard(in_a_row=-1)}, "in_a_row is -1"),
+        ({"stash": "nowhere"}, "stash is"),
     ],
 )
 def test_what_is_wrong_is_said_when_it_is_declared(arguments, words):
@@ -85,6 +105,8 @@ def test_what_is_wrong_is_said_when_it_is_declared(arguments, words):
         {"delivery": "at-most-once", "on_failure": Skip()},
         {"effects": [Upsert, Upsert("users", {"id": 1}, key="id")]},
         {"handler_timeout": "2s"},
+        {"on_failure": Skip(alarm=0)},
+        {"guard": FloodGuard(share=1, of=1, in_a_row=1)},
     ],
 )
 def test_what_is_right_is_taken(options):
@@ -169,7 +191,7 @@ def test_the_key_is_kafka_s_unless_said_otherwise():
     """key= names the aggregate where the Kafka key does not."""
     assert Pipeline("a", topics="t").key_of(event(key=b"7")) == b"7"
     derived = Pipeline("a", topics="t", key=lambda event: event.json()["id"])
-    assert derived.key_of(event(b'{"id": 3}')) == 3
+    assert derived.key_of(event(b'{"id": 3}')) == b"3"
 
 
 VERSIONED = """

@@ -113,6 +113,17 @@ def test_a_guess_that_falls_short_is_dropped(reader):
     assert reader._consumer.assigned[P0] == 50
 
 
+def test_what_librdkafka_fetched_ahead_counts_at_the_take(reader, monkeypatch):
+    """A successor that waited has the next events already: nothing is fetched again (K2)."""
+    monkeypatch.setattr(module, "BATCH", 4)
+    reader.aim(P0, 10)
+    reader._consumer.queue.extend(Message(0, offset) for offset in range(10, 20))
+    reader.drain()
+    reader.own(P0, 14)
+    assert offsets(reader, P0) == list(range(14, 20))
+    assert reader._consumer.assigned[P0] == 10
+
+
 def test_a_guess_that_covers_progress_is_kept_and_cut(reader):
     """An unbroken range from before the take is as good as one read after it (K2)."""
     reader.aim(P0, 10)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sideline import settings
-from sideline.engine import running
+from sideline.engine import secrets
 from sideline.engine.lease import Lease
 from sideline.engine.task import access
 from sideline.errors import RefusedError
@@ -46,7 +46,7 @@ def test_what_a_killed_driver_left_is_removed(monkeypatch, tmp_path):
     nobody = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
     (tmp_path / f"sideline-run-{nobody}-x").mkdir()
     (tmp_path / f"sideline-run-{os.getpid()}-y").mkdir()
-    path = running._write_secrets(OURS, {})
+    path = secrets.write(OURS, {})
     assert path.stat().st_mode & 0o077 == 0
     left = sorted(entry.name for entry in tmp_path.iterdir())
     assert left == sorted([path.parent.name, f"sideline-run-{os.getpid()}-y"])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import types
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from sideline import kafka_properties, settings
 from sideline.errors import ConfigurationError
+from sideline.retention import Retention
 
 
 @pytest.fixture
@@ -342,3 +344,148 @@ def test_every_name_that_the_code_reads_is_known(load):
     assert "SIDELINE_KAFKA" in names
     fine = {"SIDELINE_KAFKA": "a:1", "SIDELINE_DATABASE": "postgresql:///x"}
     load(environ={name: fine.get(name, "x") for name in names})
+
+
+def test_alerts_are_told_whom_the_settings_name(load):
+    """A command is split into words, never given to a shell; a lag is a time or a count (S2)."""
+    environ = {
+        "SIDELINE_ALERT_COMMAND": "page --team 'login people'",
+        "SIDELINE_ALERT_WEBHOOK": "https://hooks.example/T000/hunter2",
+        "SIDELINE_ALERT_LAG": "5m",
+    }
+    found = load(environ=environ)
+    assert found.alerting.command == ("page", "--team", "login people")
+    assert found.alerting.webhook == "https://hooks.example/T000/hunter2"
+    assert (found.alerting.lag_seconds, found.alerting.lag_events) == (300, None)
+    assert found.origins["alerts.lag"] == "environment SIDELINE_ALERT_LAG"
+
+    file = """
+        [alerts]
+        command = ["page", "the team"]
+        lag = 20000
+    """
+    found = load(file)
+    assert found.alerting.command == ("page", "the team")
+    assert (found.alerting.lag_seconds, found.alerting.lag_events) == (None, 20_000)
+    assert found.origins["alerts.command"] == "sideline.toml"
+    found = load(file, environ=environ)
+    assert (found.alerting.lag_seconds, found.alerting.lag_events) == (300, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (("WEBHOOK", "https://hooks.example/T000/hunter2"), "https://hooks.example/***"),
+        (("WEBHOOK", "https://me:hunter2@hooks.example"), "https://hooks.example/***"),
+        (("WEBHOOK", "http://hooks.example:8080/?t=hunter2"), "http://hooks.example:8080/***"),
+        (("WEBHOOK", "http://hooks.example:8080/"), "http://hooks.example:8080"),
+        (("COMMAND", "page --token hunter2"), "page ***"),
+        (("COMMAND", "page"), "page"),
+        (("LAG", "90s"), "90s"),
+        (("LAG", "500"), "500 events"),
+    ],
+)
+def test_secrets_of_those_who_are_told_never_show(load, given, shown):
+    """The path of a webhook is its password; an argument may be a token (S2, E1)."""
+    name, value = given
+    found = load(environ={f"SIDELINE_ALERT_{name}": value})
+    assert found.shown()[f"alerts.{name.lower()}"] == shown
+    for text in (repr(found), repr(found.alerting), str(found.shown())):
+        assert "hunter2" not in text
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("COMMAND", "page 'hunter2"), "has a quote that is not closed"),
+        (("COMMAND", " "), "names no program"),
+        (("WEBHOOK", "file:///etc/hunter2"), "is not an http:// or https:// URL"),
+        (("WEBHOOK", "ftp://me:hunter2@host/"), "is not an http:// or https:// URL"),
+        (("WEBHOOK", "http://host:hunter2/"), "is not an http:// or https:// URL"),
+        (("WEBHOOK", "https:///hunter2"), "is not an http:// or https:// URL"),
+        (("WEBHOOK", "https://host/hunter2 x"), "is not an http:// or https:// URL"),
+        (("WEBHOOK", ""), "is not an http:// or https:// URL"),
+        (("LAG", "-1"), "is neither a span of time like 5m nor a number of events"),
+        (("LAG", "soon"), "is neither a span of time like 5m nor a number of events"),
+        (("LAGG", "5m"), "did you mean 'SIDELINE_ALERT_LAG'?"),
+    ],
+)
+def test_what_nobody_could_be_told_by_is_refused(refusal, given, words):
+    """Before a run begins, and without a secret in the words."""
+    text = refusal(environ={f"SIDELINE_ALERT_{given[0]}": given[1]})
+    assert words in text
+    assert "hunter2" not in text
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("alerts = 'page'", "alerts is a table: [alerts]"),
+        ("[alerts]\ncomand = 'page'", "did you mean 'command'?"),
+        ("[alerts]\nwebhook = 3", "is not an http:// or https:// URL"),
+        ("[alerts]\ncommand = [1]", "must be text, or a list of it"),
+        ("[alert]\nlag = 3", "did you mean 'alerts'?"),
+    ],
+)
+def test_alerts_in_the_file_are_checked_like_the_rest(refusal, file, words):
+    """Unknown keys are errors."""
+    assert words in refusal(file)
+
+
+def test_what_is_over_is_kept_as_long_as_somebody_says(load):
+    """By kind, from the file and the environment; what nobody says stays as it is."""
+    found = load(
+        "[retention]\nevents = '7d'\naudit = '730d'",
+        environ={"SIDELINE_RETENTION_EVENTS": "never", "SIDELINE_RETENTION_ALERTS": "12h"},
+    )
+    assert found.retention == Retention(
+        None, timedelta(days=90), timedelta(hours=12), timedelta(days=730)
+    )
+    assert found.shown() == {
+        "kafka": None,
+        "database": None,
+        "retention.events": "never",
+        "retention.alerts": "43200s",
+        "retention.audit": "730d",
+    }
+    assert found.origins["retention.audit"] == "sideline.toml"
+    assert load("").retention == Retention()
+
+
+@pytest.mark.parametrize(
+    ("file", "environ", "words"),
+    [
+        ("retention = '7d'", {}, "retention is a table: [retention]"),
+        ("[retention]\nevent = '7d'", {}, "did you mean 'events'?"),
+        ("[retention]\nevents = 7", {}, "is neither an age like 30d nor never"),
+        ("", {"SIDELINE_RETENTION_EVENTS": "30"}, "is neither an age like 30d nor never"),
+        ("", {"SIDELINE_RETENTION_EVENT": "30d"}, "did you mean 'SIDELINE_RETENTION_EVENTS'?"),
+    ],
+)
+def test_ages_are_checked_like_the_rest(refusal, file, environ, words):
+    """A number without its unit is refused: as seconds it would take away everything."""
+    assert words in refusal(file, environ=environ)
+
+
+def test_plaintext_beyond_loopback_is_warned_about_once(caplog, monkeypatch):
+    """Records can be read on their way: said once, not for every client (P4)."""
+    monkeypatch.setattr(settings, "_warned", set())
+    far = settings.Settings("broker-1.example:9092")
+    far.kafka_client()
+    far.kafka_client()
+    (record,) = caplog.records
+    assert record.message.startswith(
+        "Kafka at broker-1.example:9092 is reached without TLS: records"
+    )
+    caplog.clear()
+    settings.Settings(
+        "broker-2.example:9092", None, {"security.protocol": "SASL_PLAINTEXT"}
+    ).kafka_client()
+    assert "records and passwords" in caplog.text
+    caplog.clear()
+    for servers in ("localhost:9092", "127.0.0.1:1,[::1]:2", "localhost"):
+        settings.Settings(servers).kafka_client()
+    settings.Settings(
+        "broker-3.example:9092", None, {"security.protocol": "SASL_SSL"}
+    ).kafka_client()
+    assert not caplog.records

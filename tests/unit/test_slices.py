@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sideline import Delete, Event, Execute, Insert, Upsert
 from sideline.effects import Publish
-from sideline.slices import NOTHING, Handled, account, admit, effects_of
+from sideline.slices import NOTHING, Failure, Handled, account, admit, effects_of, setback
 
 ROWS = (Upsert, Insert, Delete, Execute)
 EFFECT = Insert("t", {"a": 1})
@@ -74,6 +74,18 @@ def test_a_prefix_ends_where_the_rest_begins(handled, count):
     assert all(event.offset >= prefix.end for event in rest)
 
 
+def test_whoever_has_no_effects_waits_behind_a_refused_row_too():
+    """Filtered or failed by itself: a slice's end between the two would change nothing (K9)."""
+    events = [Event("t", 0, offset, 0, key.encode(), b"") for offset, key in enumerate("aabbaa")]
+    own = Failure(events[4], "handler", ValueError())
+    handled = Handled(0, 6, events, [(EFFECT,), (), (EFFECT,), (), (), (EFFECT,)], parked={4: own})
+    refused = Failure(events[0], "write", ValueError())
+    left = setback(handled, {0: refused, 5: None}, _parks)
+    assert left.parked == {0: refused, 1: None, 4: None, 5: None}
+    assert [bool(effects) for effects in left.effects] == [False, False, True, False, False, False]
+    assert setback(handled, {2: refused}, _parks).parked == {2: refused, 3: None, 4: own}
+
+
 # What a handler may return
 
 
@@ -111,3 +123,7 @@ def test_an_effect_of_another_sink_does_not_fit(result):
         effects_of(result, ROWS)
     with pytest.raises(TypeError, match="takes no effects"):
         effects_of(EFFECT, ())
+
+
+def _parks(_failure):
+    return "parked"

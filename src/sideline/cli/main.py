@@ -22,6 +22,7 @@ from click.shell_completion import CompletionItem, shell_complete
 from sideline._version import __version__
 from sideline.errors import SidelineError, UsageError, is_interrupt
 from sideline.masking import mask_text
+from sideline.showing import json_text, paragraph
 
 PROGRAM = "sideline"
 COMPLETION_VARIABLE = "_SIDELINE_COMPLETE"
@@ -46,6 +47,26 @@ COMMANDS: dict[str, Entry] = {
     "stack": Entry("sideline.cli.stack:stack", "Embedded Kafka and PostgreSQL: up, down, status."),
     "run": Entry("sideline.cli.run:run", "Run a pipeline on Spark."),
     "status": Entry("sideline.cli.status:status", "Progress, lag and state of pipelines."),
+    "parked": Entry("sideline.cli.parked:parked", "What waits, and why: keys, causes, events."),
+    "park": Entry("sideline.cli.park:park", "Set aside by hand what a partition waits for."),
+    "release": Entry("sideline.cli.release:release", "Handle again what waits, in order."),
+    "discard": Entry("sideline.cli.discard:discard", "Give up on events, with a reason."),
+    "restore": Entry("sideline.cli.discard:restore", "Put discarded events back."),
+    "ops": Entry(
+        "sideline.cli.ops:ops", "Releases and the like: list, show, pause, resume, cancel."
+    ),
+    "reprocess": Entry("sideline.cli.reprocess:reprocess", "Apply a range of topics again."),
+    "alerts": Entry("sideline.cli.alerts:alerts", "What somebody should know."),
+    "pause": Entry("sideline.cli.pause:pause", "Keep a pipeline, or a partition of it, waiting."),
+    "resume": Entry("sideline.cli.pause:resume", "Let it go on."),
+    "audit": Entry("sideline.cli.audit:audit", "Who changed what, when and why."),
+    "publish": Entry("sideline.cli.publish:publish", "JSON lines into a topic, none lost."),
+    "topics": Entry("sideline.cli.topics:topics", "A pipeline's own topics: plan, create, check."),
+    "clean": Entry("sideline.cli.clean:clean", "Take away what is over and old."),
+    "erase": Entry("sideline.cli.erase:erase", "The bytes of a key's events, gone for good."),
+    "forget": Entry("sideline.cli.forget:forget", "Everything of a pipeline that is no more."),
+    "purge": Entry("sideline.cli.purge:purge", "Empty dead-letter and stash topics."),
+    "classify": Entry("sideline.cli.classify:classify", "What would happen to an exception."),
     "migrate": Entry("sideline.cli.migrate:migrate", "Create or upgrade the ledger's schema."),
     "config": Entry("sideline.cli.config:config", "What is configured, and where it came from."),
     "completion": Entry("sideline.cli.completion:completion", "Shell completion."),
@@ -189,7 +210,7 @@ def _unexpected(error: BaseException, *, debug: bool, as_json: bool) -> int:
 
 def _report(error: SidelineError, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(error.as_dict(), ensure_ascii=False))
+        click.echo(json_text(json.dumps(error.as_dict(), ensure_ascii=False)))
         return
     _say(f"sideline: {error.message}")
     if error.hint:
@@ -201,7 +222,8 @@ def _traceback(error: BaseException) -> str:
 
 
 def _say(text: str) -> None:
-    click.echo(text, err=True)
+    # A message may quote an event's bytes: a terminal must not obey them.
+    click.echo(paragraph(text), err=True)
 
 
 def _reader_gone() -> bool:

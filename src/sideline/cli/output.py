@@ -17,6 +17,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from sideline import showing
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 # A log that is read later needs no line every tenth of a second.
@@ -36,7 +38,7 @@ def json_option(command: F) -> F:
 def print_json(value: Any) -> None:  # noqa: ANN401 - whatever can be JSON
     """Print JSON on stdout; times, uuids and 64-bit integers come out exactly."""
     options = orjson.OPT_INDENT_2 | orjson.OPT_UTC_Z | orjson.OPT_NON_STR_KEYS
-    click.echo(orjson.dumps(value, default=str, option=options))
+    click.echo(showing.json_text(orjson.dumps(value, default=str, option=options).decode()))
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str | int | float]]) -> None:

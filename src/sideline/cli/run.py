@@ -22,6 +22,9 @@ SHOW_SECONDS = 0.25
 @click.command()
 @click.argument("target", metavar="APP:NAME")
 @click.option("--once", is_flag=True, help="Apply all there is now, then exit.")
+@click.option(
+    "--replay-only", is_flag=True, help="Read nothing new; carry out what was released, then exit."
+)
 @click.option("--master", metavar="URL", help="Spark master; local by default.")
 @click.option(
     "--slots", type=click.IntRange(1), help="Tasks a round; cores or partitions by default."
@@ -31,6 +34,7 @@ SHOW_SECONDS = 0.25
 @click.option(
     "--wait", "wait_for_topics", is_flag=True, help="Wait for topics that do not exist yet."
 )
+@click.option("--override-guard", is_flag=True, help="Park whatever fails, however much it is.")
 @click.option(
     "--from",
     "start",
@@ -44,11 +48,13 @@ def run(  # noqa: PLR0913 - one parameter an option
     *,
     target: str,
     once: bool,
+    replay_only: bool,
     master: str | None,
     slots: int | None,
     take_over: bool,
     accept_loss: bool,
     wait_for_topics: bool,
+    override_guard: bool,
     start: str | None,
     kafka: str | None,
     database: str | None,
@@ -63,38 +69,52 @@ def run(  # noqa: PLR0913 - one parameter an option
     from sideline.engine.positions import parse  # noqa: PLC0415 - imports confluent-kafka
     from sideline.engine.running import Running  # noqa: PLC0415 - imports pyspark
 
-    stop = _Stop()
+    stop = Stop()
     with Steps() as steps:
         steps(pipeline.name, "starting Spark")
         running = Running.begin(
             pipeline,
             once=once,
+            replay_only=replay_only,
             settings=found,
             master=master,
             slots=slots,
             take_over=take_over,
             accept_loss=accept_loss,
             wait_for_topics=wait_for_topics,
+            override_guard=override_guard,
             start=None if start is None else parse(start),
         )
         stop.attach(running.stop)
         steps.done(f"{pipeline.name} runs on Spark ({found.kafka})", of=(pipeline.name,))
-        _watch(running, steps, pipeline.name)
+        watch(running, steps, pipeline.name)
     status = running.status()
     if as_json:
         print_json(status)
         return
     console_err.print(_summary(pipeline.name, status) + ("; stopped." if stop.asked else "."))
+    if status["parked"]:
+        console_err.print(f"     why, and what waits: sideline parked causes {pipeline.name}")
 
 
-def _watch(running: Running, steps: Steps, name: str) -> None:
-    """Show what is happening until it ends; raises what ended it."""
+def watch(
+    running: Running,
+    steps: Steps,
+    name: str,
+    *,
+    left: Callable[[dict[str, Any]], int] | None = None,
+) -> None:
+    """Show what is happening until it ends; raises what ended it.
+
+    ``left`` says how much there is still to do, where that is not the lag.
+    """
     bar: Bar | None = None
     said: dict[str, str] = {}
     while not running.wait(SHOW_SECONDS):
         status = running.status()
         if bar is None and status["partitions"]:
-            bar = steps.bar(name, max(1, status["consumed"] + status["lag"]))
+            todo = status["lag"] if left is None else left(status)
+            bar = steps.bar(name, max(1, status["consumed"] + todo))
         if bar is not None:
             bar.reach(status["consumed"])
         for what, text in status["troubles"].items():
@@ -105,11 +125,12 @@ def _watch(running: Running, steps: Steps, name: str) -> None:
 
 def _summary(name: str, status: dict[str, Any]) -> str:
     parts = [f"{status['consumed']:,} events consumed", f"{status['applied']:,} applied"]
-    parts += [f"{status[what]:,} {what}" for what in ("filtered", "skipped") if status[what]]
+    others = ("filtered", "skipped", "parked", "duplicate")
+    parts += [f"{status[what]:,} {what}" for what in others if status[what]]
     return f"{name}: {', '.join(parts)}"
 
 
-class _Stop:
+class Stop:
     """The first signal asks for an end at a slice boundary, the second one ends at once."""
 
     def __init__(self) -> None:

@@ -12,6 +12,7 @@ import socket
 from pyspark import daemon
 
 import sideline.engine.task  # noqa: F401 - loaded here, so that every fork has it
+from sideline.engine.cell import open_nursery
 
 _work = daemon.worker
 
@@ -31,4 +32,5 @@ if __name__ == "__main__":
     daemon.worker = work
     gc.collect()
     gc.freeze()
+    open_nursery()
     daemon.manager()

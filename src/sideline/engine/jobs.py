@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import sys
 import threading
 import uuid
+from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import orjson
 from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
@@ -19,7 +21,7 @@ from sideline.errors import ConfigurationError, PartialError
 from sideline.loading import module_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from sideline.pipeline import Pipeline
 
@@ -36,14 +38,20 @@ class Jobs:
         self._context = spark.sparkContext
         self._run = uuid.uuid4().hex
         self._shipped = self._context.broadcast(code)
-        self._task = Task(self._run, self._shipped, tuple(sys.path))
+        self.task = Task(self._run, self._shipped, tuple(sys.path))
+        """What Spark's workers do with a lease."""
+        self._used = False
+
+    stopping: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether no further round is wanted."""
 
     def __call__(self, leases: list[Lease]) -> list[Report]:
         """One round: a task a lease, a report a task."""
         texts = [orjson.dumps(lease.as_dict()).decode() for lease in leases]
+        self._used = True
         try:
             rdd = self._context.parallelize(texts, len(texts))
-            results = rdd.mapPartitions(self._task).collect()
+            results = rdd.mapPartitions(self.task).collect()
         except (ConnectionError, EOFError, Py4JNetworkError) as error:
             message = "Spark's JVM has ended."
             hint = "Run it again: it goes on where it stopped."
@@ -53,8 +61,11 @@ class Jobs:
     def end(self) -> None:
         """Tear down what the run left in the workers.
 
-        Also where the session ends: it closes idle workers without a signal.
+        Also where the session ends: it closes idle workers without a signal. Those that a query
+        feeds are others, and end when they have been idle for a minute.
         """
+        if not self._used:
+            return
         last = threading.Thread(target=self._end, name="sideline-farewell", daemon=True)
         last.start()
         last.join(FAREWELL_SECONDS)
@@ -77,8 +88,12 @@ def ship(pipeline: Pipeline) -> bytes:
     by_value = module is not None and module.__name__ != "__main__" and _is_users(module)
     if module is not None and by_value:
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    shipped = copy.copy(pipeline)
+    if pipeline.prepare is not None:
+        # It runs on the driver alone, and may hold DataFrames.
+        shipped.prepare = _elsewhere
     try:
-        return bytes(cloudpickle.dumps(pipeline))  # type: ignore[no-untyped-call]
+        return bytes(cloudpickle.dumps(shipped))  # type: ignore[no-untyped-call]
     # Whatever stands in the way of pickling: a lock, a connection, an open file.
     except Exception as error:
         message = f"pipeline {pipeline.name!r} cannot be sent to Spark's workers: {error}"
@@ -87,6 +102,11 @@ def ship(pipeline: Pipeline) -> bytes:
     finally:
         if module is not None and by_value:
             cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
+
+
+def _elsewhere(frame: DataFrame) -> NoReturn:
+    message = f"prepare= runs on the driver, not where {frame} is"
+    raise RuntimeError(message)
 
 
 def _is_users(module: ModuleType) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import traceback
 from typing import Any, NamedTuple
 
+from sideline.causes import cause_of
 from sideline.classify import kind_of
+from sideline.errors import SidelineError
 
 
 class Partition(NamedTuple):
@@ -30,6 +31,16 @@ class Share:
     """Read no further than this offset (``--once``)."""
     ahead: bool = True
     """Worth reading before it is taken: far behind, what is read then is done by the take."""
+    care: bool = False
+    """A worker died that held it; see `sideline.engine.care`."""
+    delay_ms: int | None = None
+    """Of a retry topic: how long its copies wait before it is their turn."""
+    relay: bool = False
+    """Nothing is read: only what its outbox holds is sent (K23)."""
+    replay: bool = False
+    """Operations have something to do here: worth a lease even with nothing to read."""
+    start: int = 0
+    """Of a lease that is fed: what lies before is known to be done."""
 
     @property
     def of(self) -> Partition:
@@ -51,8 +62,29 @@ class Lease:
     """Events per second at most."""
     secrets: str | None = None
     """A file that only this user can read, with the addresses and passwords of the run."""
+    guard: bool = True
+    """Whether the flood guard stands."""
     database: str | None = None
     """Host, port and name of the database: a worker that knows another one must not write."""
+    prepared: str | None = None
+    """A folder with what ``prepare=`` made of its events; see `sideline.engine.prepared`."""
+    life: int = 0
+    """With care: which of the keeper's workers holds it."""
+    fed: bool = False
+    """Spark's rows are its events; see `sideline.engine.feed`. Its time begins with its work, and
+    again with everything that is done."""
+    rows: str | None = None
+    """With care: a file of Arrow batches that it is fed from."""
+
+    @property
+    def care(self) -> bool:
+        """Whether a worker died that held some of it."""
+        return any(share.care for share in self.shares)
+
+    def number(self, attempt: int) -> tuple[int, ...]:
+        """What the fence compares: whoever comes later has a higher one."""
+        number = (self.epoch, self.round, attempt)
+        return (*number, self.life) if self.life else number
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -74,9 +106,18 @@ class PartitionReport:
     next_offset: int = -1
     high: int = -1
     """The end of the log as last seen."""
+    spent: bool = False
+    """Of a lease that is fed: every row before the bound is done."""
     consumed: int = 0
     applied: int = 0
+    parked: int = 0
+    skipped: int = 0
     slices: int = 0
+    unsent: int = 0
+    """Records in its outbox."""
+    replayed: int = 0
+    """Events that waited and are applied now."""
+    failed_again: int = 0
     trouble: str | None = None
     attempts: int = 0
     retry_in_seconds: float = 0.0
@@ -98,6 +139,8 @@ class Report:
     """What cannot pass by itself (an event, the setup): it stops the pipeline; see `failure_of`."""
     trouble: str | None = None
     """Why the lease could not do its work; it will pass."""
+    crash: str | None = None
+    """With care: how its last worker died, if none came to the lease's end."""
     handle_seconds: float = 0.0
     slice_seconds: float = 0.0
     """Handling and committing together."""
@@ -116,11 +159,14 @@ class Report:
 
 def failure_of(error: BaseException, *, event: str | None, stage: str) -> dict[str, Any]:
     """What stops a pipeline, as a report says it."""
+    cause = cause_of(error, stage)
     return {
         "event": event,
         "stage": stage,
         "kind": kind_of(error),
         "error": type(error).__name__,
-        "message": str(error).strip(),
-        "traceback": "".join(traceback.format_exception(error)),
+        "message": cause.message.strip(),
+        "traceback": cause.traceback,
+        # Never isinstance(): its __class__ may be a lie.
+        "hint": error.hint if issubclass(type(error), SidelineError) else None,  # type: ignore[attr-defined]
     }

@@ -9,7 +9,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from sideline.engine.lease import Partition
-from sideline.errors import ConfigurationError, DataLostError
+from sideline.errors import ConfigurationError, DataLostError, RefusedError
+from sideline.ledger.place import NewPartition
 
 if TYPE_CHECKING:
     from sideline.ledger.place import PartitionRow, Place
@@ -46,7 +47,8 @@ def store_starts(
     start at the beginning, and only after the older ones have passed the end they have now.
     """
     known = {(row.topic, row.partition): row for row in place.rows()}
-    added = []
+    added: list[NewPartition] = []
+    grown: list[str] = []
     for topic in topics:
         fresh = [number for number in topic.partitions if (topic.name, number) not in known]
         older = [number for number in topic.partitions if (topic.name, number) in known]
@@ -55,16 +57,24 @@ def store_starts(
         partitions = [Partition(topic.name, number) for number in fresh]
         if older:
             starts = cluster.beginnings(partitions)
-            ends = cluster.ends(Partition(topic.name, number) for number in older)
+            # With what open transactions have written: that is older too, once it is committed.
+            ends = cluster.ends_written(Partition(topic.name, number) for number in older)
             waits = {partition.number: end for partition, end in ends.items() if end > 0}
+            # From here on a key may live in two partitions. The slices of the old ones have to
+            # know before the new ones are read (K13).
+            place.run("share_topic", topic=topic.name)
+            place.run("share_partitions", topic=topic.name)
+            grown.append(topic.name)
         else:
             starts = resolve(pipeline.start_at, partitions, cluster)
             waits = {}
-        for partition in partitions:
-            start = starts[partition]
-            place.add(topic.name, partition.number, topic.id, start, waits or None)
-            added.append(partition)
-    return added
+        added += [
+            NewPartition(topic.name, partition.number, topic.id, starts[partition], waits or None)
+            for partition in partitions
+        ]
+    if added:
+        place.add_all(added, shared=grown)
+    return [Partition(one.topic, one.partition) for one in added]
 
 
 def resolve(start: Start, partitions: list[Partition], cluster: Cluster) -> dict[Partition, int]:
@@ -106,10 +116,14 @@ def check_losses(
     topics: list[TopicInfo],
     *,
     accept_loss: bool,
+    bounds: Mapping[Partition, int] | None = None,
 ) -> None:
-    """Stop when Kafka no longer has what comes next; go on only when a person accepts the loss."""
+    """Stop when Kafka no longer has what comes next; go on only when a person accepts the loss.
+
+    Where there are bounds, what has reached its own needs nothing more.
+    """
     ids = {topic.name: topic for topic in topics}
-    rows = [row for row in place.rows() if row.topic in ids]
+    rows = [row for row in place.rows() if row.topic in ids and not _is_done(row, bounds)]
     present = [
         Partition(row.topic, row.partition)
         for row in rows
@@ -128,18 +142,47 @@ def check_losses(
     if not accept_loss:
         hint = "Go on without these events with --accept-loss."
         raise DataLostError(f"events were lost: {sentences}.", hint=hint)
+    _check_nobody_waits(rows, losses)
     log.warning("accepted: %s", sentences)
-    for partition, (_, go_on_at) in losses.items():
-        if go_on_at is None:
-            place.run("forget_partition", topic=partition.topic, partition=partition.number)
-            continue
-        place.run(
-            "accept_loss",
-            topic=partition.topic,
-            partition=partition.number,
-            topic_id=ids[partition.topic].id,
-            next_offset=go_on_at,
-        )
+    place.change(
+        "accept loss",
+        [
+            ("forget_partition", {"topic": topic, "partition": number})
+            if go_on_at is None
+            else (
+                "accept_loss",
+                {
+                    "topic": topic,
+                    "partition": number,
+                    "topic_id": ids[topic].id,
+                    "next_offset": go_on_at,
+                },
+            )
+            for (topic, number), (_, go_on_at) in losses.items()
+        ],
+        {"lost": [text for text, _ in losses.values()]},
+        count=len(losses),
+    )
+
+
+def _is_done(row: PartitionRow, bounds: Mapping[Partition, int] | None) -> bool:
+    if bounds is None:
+        return False
+    return row.next_offset >= bounds.get(Partition(row.topic, row.partition), 0)
+
+
+def _check_nobody_waits(
+    rows: list[PartitionRow], losses: Mapping[Partition, tuple[str, int | None]]
+) -> None:
+    """Parked events belong to their partition: without it nobody could ever replay them."""
+    for row in rows:
+        _, go_on_at = losses.get(Partition(row.topic, row.partition), ("", 0))
+        if go_on_at is None and (row.parked or row.aside):
+            message = (
+                f"{row.topic}/{row.partition} is gone, but {row.parked} events of it are parked."
+            )
+            hint = f"Give topic {row.topic!r} as many partitions as it had, then run again."
+            raise RefusedError(message, hint=hint)
 
 
 def _loss(

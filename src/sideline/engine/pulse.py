@@ -6,12 +6,14 @@ import logging
 import os
 import socket
 import threading
+import time
 import uuid
 from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg import sql
 
+from sideline.engine.lease import Partition
 from sideline.ledger.connection import connect
 from sideline.ledger.sql import queries
 from sideline.ledger.store import channel
@@ -33,12 +35,19 @@ class Pulse:
         """Somebody released partitions of this pipeline."""
         self.stop_wanted = threading.Event()
         """The lease should end at the next slice boundary."""
+        self.paused: frozenset[Partition] = frozenset()
+        """Partitions that should be let go at the next slice boundary, and not be taken."""
+        self.all_paused = False
+        """The same for all of them: only what is in outboxes is still sent."""
+        self.operations = False
+        """Whether somebody wants events back: worth a look at what waits in one's partitions."""
         self._url = url
         self._pipeline = pipeline
         self._epoch = 0
         self._running = threading.Event()
         self._ended = False
         self._connection: Connection | None = None
+        self._beat_at = 0.0
         self._thread: threading.Thread | None = None
 
     def start(self, epoch: int, connection: Connection) -> None:
@@ -78,7 +87,8 @@ class Pulse:
                 break
             try:
                 self._listen()
-                self._beat(self._connected())
+                if time.monotonic() >= self._beat_at:
+                    self._beat(self._connected())
             except psycopg.Error as error:
                 # The worker's own connection will meet the same fate and deal with it.
                 log.debug("no sign of life possible: %s", error)
@@ -95,11 +105,14 @@ class Pulse:
             log.debug("no farewell possible: %s", error)
 
     def _listen(self) -> None:
+        """Until the next beat, or until somebody released something."""
         connection = self._connected()
-        for _ in connection.notifies(timeout=BEAT_SECONDS, stop_after=1):
+        wait = max(0.0, self._beat_at - time.monotonic())
+        for _ in connection.notifies(timeout=wait, stop_after=1):
             self.released.set()
 
     def _beat(self, connection: Connection) -> None:
+        self._beat_at = time.monotonic() + BEAT_SECONDS
         connection.execute(
             queries()["beat"],
             {
@@ -114,6 +127,11 @@ class Pulse:
         ).fetchone()
         if row is None or row[0]:
             self.stop_wanted.set()
+        self.operations = bool(row is not None and row[2])
+        # Replaced as a whole: the worker reads it without a lock.
+        paused = row[1] if row is not None and row[1] else ()
+        self.paused = frozenset(Partition(topic, number) for topic, number in paused)
+        self.all_paused = bool(row is not None and row[3])
 
     def _connected(self) -> Connection:
         if self._connection is None or self._connection.closed:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_left
 from collections.abc import Callable, Container, Iterable
-from functools import partial
+from contextlib import suppress
 from itertools import groupby, repeat
 from operator import attrgetter, ge, itemgetter
 from typing import Any
@@ -23,10 +24,13 @@ from sideline.events import ALONE, Delivery, Event, Headers
 
 # One call into librdkafka brings at most this many events: enough to make the call cheap.
 BATCH = 5_000
+# Before a lease begins its work nobody waits long for Kafka.
+MEET_SECONDS = 0.5
+# What stands for the name of a header that is not text.
+UNREADABLE_NAME = "\N{REPLACEMENT CHARACTER}"
 # An event costs memory beyond its bytes.
 EVENT_OVERHEAD = 400
 
-_make = partial(tuple.__new__, Event)
 _offset = attrgetter("offset")
 # Of (kind, milliseconds); -1 where a record has no time.
 _stamp = itemgetter(1)
@@ -55,7 +59,7 @@ CONSUMER: dict[str, Any] = {
 class Span:
     """What one unbroken assignment of a partition delivered: offsets from ``start`` to ``end``."""
 
-    __slots__ = ("at_end", "bytes", "end", "events", "start")
+    __slots__ = ("at_end", "bytes", "end", "events", "start", "unreadable")
 
     def __init__(self, offset: int) -> None:
         self.start = offset
@@ -63,6 +67,8 @@ class Span:
         self.events: list[Event] = []
         self.bytes = 0
         self.at_end = False
+        self.unreadable: dict[int, Exception] = {}
+        """Offsets of events that librdkafka could bring but not Python's client."""
 
     def covers(self, offset: int) -> bool:
         """Whether the events from ``offset`` on are all here, as far as ``end``."""
@@ -82,6 +88,8 @@ class Span:
             # By the average: exact enough for a bound, and free.
             self.bytes -= self.bytes * count // len(self.events)
             del self.events[:count]
+        if self.unreadable:
+            self.unreadable = {at: why for at, why in self.unreadable.items() if at >= offset}
         self.start = offset
         self.end = max(self.end, offset)
 
@@ -105,6 +113,16 @@ class Reader:
         self.delivery: Delivery = ALONE
         self.fault: KafkaError | None = None
         """The last error that Kafka answered with and that may pass by itself."""
+
+    def meet(self, topics: Iterable[str]) -> None:
+        """Learn who leads the partitions of topics that will be read soon.
+
+        A consumer that has been idle asks only once a second about topics that are new to it.
+        """
+        # Whether Kafka answers is found out when something is read: nobody waits here twice.
+        with suppress(KafkaException):
+            for topic in topics:
+                self._consumer.list_topics(topic, timeout=MEET_SECONDS)
 
     def aim(self, partition: Partition, offset: int) -> None:
         """Read a partition from ``offset`` on; before a take this is a guess and nothing more."""
@@ -168,6 +186,15 @@ class Reader:
     def linger(self, timeout_seconds: float) -> int:
         """Take what arrives within a short time; worth it when the rate is high."""
         return self._route(self._consumer.consume(BATCH, timeout_seconds))
+
+    def drain(self) -> None:
+        """Take what has been fetched already; it may be more than one look brings."""
+        while self._spans and self.linger(0) >= BATCH:
+            pass
+
+    def spent(self, _partition: Partition) -> bool:
+        """Whether nothing more can come: a log has no such end."""
+        return False
 
     def high(self, partition: Partition) -> int:
         """The end of the log as the last fetch saw it; -1 if unknown."""
@@ -234,23 +261,44 @@ class Reader:
         keys, values = list(map(kind.key, run)), list(map(kind.value, run))
         span.events.extend(
             map(
-                _make,
-                zip(
-                    repeat(spot[0]),
-                    repeat(spot[1]),
-                    offsets,
-                    map(_stamp, map(kind.timestamp, run)),
-                    keys,
-                    values,
-                    _headers(list(map(kind.headers, run))),
-                    repeat(self.delivery),
-                    strict=False,  # what is repeated has no end
-                ),
+                Event,
+                repeat(spot[0]),
+                repeat(spot[1]),
+                offsets,
+                map(_stamp, map(kind.timestamp, run)),
+                keys,
+                values,
+                self._headers(span, run, offsets),
+                repeat(self.delivery),
             )
         )
         size = sum(map(len, filter(None, keys))) + sum(map(len, filter(None, values)))
         span.grow(offsets[-1] + 1, EVENT_OVERHEAD * len(run) + size)
         return len(run)
+
+    def _headers(self, span: Span, run: list[Message], offsets: list[int]) -> Iterable[Headers]:
+        try:
+            found: list[Any] = list(map(type(run[0]).headers, run))
+        # A SystemError; more than that nobody promises.
+        except Exception:  # noqa: BLE001
+            return self._legible_headers(span, run, offsets)
+        if not any(found):
+            return repeat(())
+        return [tuple(headers) if headers else () for headers in found]
+
+    def _legible_headers(
+        self, span: Span, run: list[Message], offsets: list[int]
+    ) -> Iterable[Headers]:
+        """A name that is no text is the failure of its event, not of the reader (F14)."""
+        legible = []
+        for offset, message in zip(offsets, run, strict=True):
+            headers, whole = readable_headers(message)
+            legible.append(headers)
+            if not whole:
+                span.unreadable[offset] = UnicodeError(
+                    f"the name of a header is not UTF-8: it is kept as {UNREADABLE_NAME!r}"
+                )
+        return legible
 
     def _note(self, message: Message, error: KafkaError) -> Exception | None:
         """Keep what an error says about a partition; what has to be dealt with is returned."""
@@ -287,7 +335,20 @@ def _rising(run: list[Message], end: int) -> list[Message]:
     return kept
 
 
-def _headers(found: list[Any]) -> Iterable[Headers]:
-    if not any(found):
-        return repeat(())
-    return [tuple(headers) if headers else () for headers in found]
+def readable_headers(message: Message) -> tuple[Headers, bool]:
+    """What can be read of a message's headers, and whether that is all."""
+    found: Any = None
+    for _ in range(2):
+        # It raises when it meets a name that is no text, and has an answer when asked again.
+        with suppress(Exception):
+            found = message.headers() or []
+            break
+    if found is None:
+        return (), False
+    # In that answer the name is a hole in the pair, at which nobody may look.
+    whole = [len(gc.get_referents(pair)) == len(pair) for pair in found]
+    headers = tuple(
+        (pair[0] if name else UNREADABLE_NAME, pair[1])
+        for pair, name in zip(found, whole, strict=True)
+    )
+    return headers, all(whole)

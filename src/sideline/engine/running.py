@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
-import shutil
-import tempfile
 import threading
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
+from sideline import guardrail
 from sideline import settings as settings_module
-from sideline.engine import session
+from sideline.effects import Publish
+from sideline.engine import secrets, session
 from sideline.engine.driver import Driver, Options
 from sideline.engine.jobs import Jobs, ship
-from sideline.engine.room import Guest
-from sideline.errors import ConfigurationError, NotFoundError
+from sideline.engine.room import Guest, Room
+from sideline.errors import ConfigurationError, NotFoundError, RefusedError
 from sideline.homes.writer import Writer
-from sideline.ledger import schema
+from sideline.ledger import contents, schema
 from sideline.ledger.connection import place as where
 from sideline.ledger.place import Place
-from sideline.sinks import Postgres
+from sideline.sinks import Kafka, Postgres
 from sideline.topics.admin import Cluster
+from sideline.topics.stash import check_stash
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from sideline.engine.batch import Query
+    from sideline.engine.lease import Partition
     from sideline.ledger.connection import Connection
+    from sideline.ledger.records import Elsewhere
     from sideline.pipeline import Pipeline, Start
     from sideline.settings import Settings
 
 log = logging.getLogger(__name__)
-
-_FOLDER = "sideline-run-"
 
 
 class Running:
@@ -53,7 +55,7 @@ class Running:
         self.driver = driver
         self._spark = spark
         self._guest = guest
-        self._jobs = jobs
+        self.jobs = jobs
         self._own_session = own_session
         self._error: BaseException | None = None
         self._secrets: Path | None = None
@@ -66,20 +68,28 @@ class Running:
         spark: SparkSession | None = None,
         *,
         once: bool = False,
+        replay_only: bool = False,
         settings: Settings | None = None,
         master: str | None = None,
         slots: int | None = None,
         take_over: bool = False,
         accept_loss: bool = False,
         wait_for_topics: bool = False,
+        override_guard: bool = False,
         start: Start | None = None,
+        bounds: Mapping[Partition, int] | None = None,
+        query: Query | None = None,
     ) -> Running:
         """Check everything that can be checked, then start."""
         if not pipeline.has_handler:
             message = f"pipeline {pipeline.name!r} has no handler."
             hint = "Put @users.handler, with your pipeline's variable for users, above a function."
             raise ConfigurationError(message, hint=hint)
+        guardrail.check(pipeline)
+        session.refuse_connect(spark)
         if start is not None:
+            # For this run: the caller's own says what it declares.
+            pipeline = copy.copy(pipeline)
             pipeline.start_at = start
         found = settings or settings_module.load()
         database = _database(pipeline, found)
@@ -90,33 +100,45 @@ class Running:
             count = _partitions(pipeline, cluster, wait=wait_for_topics)
             width = slots or max(1, min(os.cpu_count() or 1, count or 1))
             # What can be refused without Spark is refused before it is started.
+            check_stash(pipeline, cluster, wait=wait_for_topics)
+            _check_sink(pipeline, cluster, kafka)
             code = ship(pipeline)
             place.ask(partial(_check_effects, pipeline))
             place.ask(schema.ensure)
             # A session that is there already belongs to whoever made it.
             spark = spark or session.active()
             own = spark is None
-            spark = spark or session.build(width, master=master, name=f"sideline {pipeline.name}")
+            spark = spark or _session(pipeline, width, master)
             session.check(spark)
-            jobs = Jobs(spark, code)
+            jobs = _jobs(spark, code, pipeline, cluster, database, kafka)
             guest = Guest(spark, width)
         except BaseException:
             place.close()
             raise
-        secrets = _write_secrets(database, kafka)
+        access = secrets.write(database, kafka)
         options = Options(
             once=once,
+            replay_only=replay_only,
             take_over=take_over,
             accept_loss=accept_loss,
             wait_for_topics=wait_for_topics,
-            room=guest.room,
-            secrets=str(secrets),
+            room=guest.room if pipeline.prepare is None else partial(_one_by_one, guest),
+            secrets=str(access),
             database=where(database),
             start_given=start is not None,
+            guard=not override_guard,
+            alerting=found.alerting,
+            retention=found.retention,
+            bounds=bounds,
+            fed=query is not None,
         )
-        driver = Driver(pipeline, place, cluster, jobs, options)
+        if query is None:
+            driver = Driver(pipeline, place, cluster, jobs, options)
+        else:
+            driver = _fed_driver(query, kafka, pipeline, place, cluster, jobs, options)
+        jobs.stopping = lambda: driver.stopping
         running = cls(driver, spark, guest, jobs, own_session=own)
-        running._secrets = secrets
+        running._secrets = access
         running._thread.start()
         return running
 
@@ -144,10 +166,13 @@ class Running:
         ends = {state.partition: state for state in self.driver.states()}
         return {
             "alive": self.is_alive,
-            "consumed": sum(row.consumed for row in rows),
-            "applied": sum(row.applied for row in rows),
-            "filtered": sum(row.filtered for row in rows),
-            "skipped": sum(row.skipped for row in rows),
+            **{
+                count: sum(getattr(row, count) for row in rows)
+                for count in (
+                    *("consumed", "applied", "filtered", "skipped", "parked", "duplicate"),
+                    "aside",
+                )
+            },
             "lag": sum(state.lag for state in ends.values()),
             "partitions": [
                 {
@@ -170,9 +195,8 @@ class Running:
         finally:
             self._guest.leave()
             if self._secrets is not None:
-                self._secrets.unlink(missing_ok=True)
-                self._secrets.parent.rmdir()
-            self._jobs.end()
+                secrets.remove(self._secrets)
+            self.jobs.end()
             if self._own_session:
                 self._stop_session()
 
@@ -184,12 +208,69 @@ class Running:
             log.debug("Spark did not stop by itself: %s", error)
 
 
+def _fed_driver(query: Query, kafka: dict[str, Any], *parts: Any) -> Driver:  # noqa: ANN401
+    """A driver whose live events a query brings."""
+    from sideline.engine.batches import BatchDriver  # noqa: PLC0415 - needs an extra
+
+    driver = BatchDriver(*parts)
+    driver.query, driver.kafka = query, kafka
+    return driver
+
+
+def _session(pipeline: Pipeline, slots: int, master: str | None) -> SparkSession:
+    """A session of the run's own; with the Kafka connector where the JVM reads."""
+    name = f"sideline {pipeline.name}"
+    if pipeline.prepare is None:
+        return session.build(slots, master=master, name=name)
+    from sideline.spark import session as with_connector  # noqa: PLC0415 - needs an extra
+
+    return with_connector(master=master, name=name, slots=slots)
+
+
+def _jobs(  # noqa: PLR0913, PLR0917 - what rounds depend on
+    spark: SparkSession,
+    code: bytes,
+    pipeline: Pipeline,
+    cluster: Cluster,
+    database: str,
+    kafka: dict[str, Any],
+) -> Jobs:
+    """What runs rounds: with ``prepare=``, through the JVM."""
+    if pipeline.prepare is None:
+        return Jobs(spark, code)
+    if not session.has_connector(spark):
+        message = f"pipeline {pipeline.name!r} has prepare=, and Spark has no Kafka connector here."
+        raise ConfigurationError(message, hint="Use sideline.spark.session().")
+    try:
+        from sideline.engine.preparing import PreparedJobs  # noqa: PLC0415 - needs an extra
+    except ImportError as error:
+        message = f"prepare= needs {error.name}, which is not installed."
+        raise ConfigurationError(message, hint="Install sideline[dataframes].") from error
+
+    def elsewhere(connection: Connection) -> Elsewhere:
+        return partial(contents.fetch, connection, kafka, pipeline.name)
+
+    return PreparedJobs(
+        spark, code, pipeline, cluster=cluster, database=database, kafka=kafka, elsewhere=elsewhere
+    )
+
+
+def _one_by_one(guest: Guest) -> Room:
+    """A round of the JVM has nobody to hand over to."""
+    return guest.room()._replace(hand_over=False)
+
+
 def _check_effects(pipeline: Pipeline, connection: Connection) -> None:
-    """What the pipeline declares must fit the tables that there are."""
+    """What the pipeline declares must fit the tables that there are.
+
+    Said of them is which are written event by event, and why (K9).
+    """
     writer = Writer(connection, fold=pipeline.fold)
     for effect in pipeline.effects or ():
-        if not isinstance(effect, type):
+        if not isinstance(effect, type | Publish):
             writer.check(effect)
+    for note in writer.notes():
+        log.warning("%s: %s", pipeline.name, note)
     connection.rollback()
 
 
@@ -205,27 +286,20 @@ def _partitions(pipeline: Pipeline, cluster: Cluster, *, wait: bool) -> int:
     return count
 
 
+def _check_sink(pipeline: Pipeline, source: Cluster, kafka: Mapping[str, Any]) -> None:
+    """A transaction of Kafka ends at its cluster: what is read and written must be in one."""
+    if not isinstance(pipeline.sink, Kafka) or pipeline.sink.bootstrap is None:
+        return
+    sink = Cluster({**kafka, "bootstrap.servers": pipeline.sink.bootstrap})
+    if sink.id() != source.id():
+        message = (
+            f"pipeline {pipeline.name!r} reads from {source.bootstrap} and publishes to "
+            f"{sink.bootstrap}, which is another cluster: no transaction spans the two."
+        )
+        raise RefusedError(message, hint="Use one cluster, and mirror the topic to the other one.")
+
+
 def _database(pipeline: Pipeline, found: Settings) -> str:
     if isinstance(pipeline.sink, Postgres) and pipeline.sink.url:
         return pipeline.sink.url
     return found.require_database()
-
-
-def _bury_secrets() -> None:
-    """Remove what drivers left behind that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*-*"):
-        pid = folder.name.removeprefix(_FOLDER).partition("-")[0]
-        ours = folder.stat(follow_symlinks=False).st_uid == os.getuid()
-        if ours and pid.isdigit() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _write_secrets(database: str, kafka: dict[str, Any]) -> Path:
-    """Addresses and passwords for the workers: in a file that only this user can read."""
-    _bury_secrets()
-    folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-"))
-    path = folder / "access.json"
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(orjson.dumps({"database": database, "kafka": kafka}))
-    return path

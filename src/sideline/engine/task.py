@@ -9,23 +9,25 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any
 
 import orjson
 from pyspark import Broadcast, TaskContext, cloudpickle
 
+from sideline import loading
+from sideline.engine import current, secrets
+from sideline.engine.cell import Cell, Charge
 from sideline.engine.lease import Lease, Report, failure_of
 from sideline.engine.worker import Access, Worker
-from sideline.errors import RefusedError, SidelineError
-from sideline.ledger.connection import place
+from sideline.errors import SidelineError
 
 FAREWELL_SECONDS = 0.1
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(event_id)s %(message)s"
 
 log = logging.getLogger(__name__)
 
 # Spark reuses its Python workers: connections and consumers live as long as the process.
 _workers: dict[str, Worker] = {}
+_cells: dict[str, Cell] = {}
 
 
 class Task:
@@ -39,29 +41,45 @@ class Task:
 
     def __call__(self, leases: Iterable[str]) -> Iterator[str]:
         """Work the leases of this task (there is one)."""
+        # A Ctrl-C at the terminal is the driver's business; Spark listens to it before every task.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         context = TaskContext.get()
         # Unique and growing within a Spark application, whichever stage or attempt it is.
         attempt = context.taskAttemptId() if context is not None else 0
         for text in leases:
             lease = Lease.from_dict(orjson.loads(text))
             try:
-                report = self._worker(lease).work(lease, attempt)
+                worker = self.cell(lease) if lease.care else self.worker(lease)
+                report = worker.work(lease, attempt)
             except SidelineError as error:
                 # A host that is set up otherwise: no attempt of any round would fare better.
                 failure = failure_of(error, event=None, stage="setup")
                 report = Report(lease.round, failure=failure)
             yield orjson.dumps(report.as_dict()).decode()
 
-    def _worker(self, lease: Lease) -> Worker:
+    def worker(self, lease: Lease) -> Worker:
+        """The run's worker in this process."""
         worker = _workers.get(self.run)
         if worker is None:
-            if not _workers:
-                _begin_process()
-            sys.path += [folder for folder in self.folders if folder not in sys.path]
+            self._begin()
             pipeline = cloudpickle.loads(self.pipeline.value)
             worker = _workers[self.run] = Worker(pipeline, access(lease))
             _spare_garbage_collection()
         return worker
+
+    def cell(self, lease: Lease) -> Cell:
+        """For leases with care; a worker that is here already keeps its connections."""
+        cell = _cells.get(self.run)
+        if cell is None:
+            self._begin()
+            charge = Charge(self.pipeline.value, access(lease), tuple(sys.path))
+            cell = _cells[self.run] = Cell(charge)
+        return cell
+
+    def _begin(self) -> None:
+        if not (_workers or _cells):
+            _begin_process()
+        loading.find_like(self.folders)
 
 
 class Farewell:
@@ -72,9 +90,9 @@ class Farewell:
 
     def __call__(self, items: Iterable[int]) -> Iterator[int]:
         """Close the run's worker, if it is in this process."""
-        worker = _workers.pop(self.run, None)
-        if worker is not None:
-            _close(worker)
+        for one in (_workers.pop(self.run, None), _cells.pop(self.run, None)):
+            if one is not None:
+                _close(one)
         # Long enough that every slot has to use a process of its own.
         time.sleep(FAREWELL_SECONDS)
         yield from items
@@ -82,21 +100,7 @@ class Farewell:
 
 def access(lease: Lease) -> Access:
     """Addresses and passwords: from the run's private file, else from this host's settings."""
-    if lease.secrets is not None and Path(lease.secrets).exists():
-        data: dict[str, Any] = orjson.loads(Path(lease.secrets).read_bytes())
-        return Access(data["database"], data["kafka"])
-    from sideline import settings  # noqa: PLC0415 - only on a cluster's executors
-
-    found = settings.load()
-    database = found.require_database()
-    if lease.database not in {None, place(database)}:
-        message = (
-            f"this host's settings name the database {place(database)}, "
-            f"but the pipeline runs with {lease.database}."
-        )
-        hint = "Set SIDELINE_DATABASE on the executors to the database of the pipeline."
-        raise RefusedError(message, hint=hint)
-    return Access(database, found.kafka_client())
+    return secrets.find(lease.secrets, lease.database)
 
 
 def _spare_garbage_collection() -> None:
@@ -110,15 +114,25 @@ def _begin_process() -> None:
     # Spark ends its workers by SIGHUP when the application ends.
     for number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, _end_process)
+    begin_logs()
+
+
+def begin_logs() -> None:
+    """Let log lines carry the event's id."""
+    current.mark_log_records()
+    # What the user set up, in the handler's module or in setup, stands.
+    logging.basicConfig(format=LOG_FORMAT)
 
 
 def _end_process(_number: int, _frame: object) -> None:
     for worker in _workers.values():
         _close(worker)
+    for cell in _cells.values():
+        _close(cell)
     os._exit(0)
 
 
-def _close(worker: Worker) -> None:
+def _close(worker: Worker | Cell) -> None:
     try:
         worker.close()
     except Exception:

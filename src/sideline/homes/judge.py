@@ -56,6 +56,37 @@ def vouches(column: Column, values: Collection[Any]) -> bool:
     return judge(column, values, kinds)
 
 
+def refused_alone(column: Column, values: Sequence[Any]) -> list[int] | None:
+    """Where the values are that nobody vouches for; None: they must be asked in groups.
+
+    For what most columns hold: a crowd with some that are too long or too large costs no more
+    than one without.
+    """
+    if column.domain or column.type not in _MEASURED:
+        return None
+    kinds = set(map(type, values))
+    if column.type in _RANGES:
+        if kinds != {int}:
+            return None
+        low, high = _RANGES[column.type]
+        return [place for place, value in enumerate(values) if not low <= value <= high]
+    if kinds != {str} or not _storable("".join(values)):
+        return None
+    most = _most_characters(column)
+    if most is None:
+        return []
+    return [place for place, value in enumerate(values) if len(value) > most]
+
+
+def _most_characters(column: Column) -> int | None:
+    limits = []
+    if column.typmod >= 0:
+        limits.append(column.typmod - _VARLENA_HEADER)
+    if column.indexed:
+        limits.append(_INDEXED_CHARACTERS)
+    return min(limits, default=None)
+
+
 def _integers(column: Column, values: Collection[Any], kinds: set[type]) -> bool:
     low, high = _RANGES[column.type]
     if kinds == {str}:
@@ -70,10 +101,8 @@ def _integers(column: Column, values: Collection[Any], kinds: set[type]) -> bool
 def _texts(column: Column, values: Collection[Any], kinds: set[type]) -> bool:
     if kinds != {str}:
         return False
-    longest = max(map(len, values))
-    if column.typmod >= 0 and longest > column.typmod - _VARLENA_HEADER:
-        return False
-    if column.indexed and longest > _INDEXED_CHARACTERS:
+    most = _most_characters(column)
+    if most is not None and max(map(len, values)) > most:
         return False
     return _storable("".join(values))
 
@@ -195,6 +224,9 @@ _JUDGES: dict[str, Callable[[Column, Collection[Any], set[type]], bool]] = {
     "timestamp": _local_times,
     "date": _days,
 }
+
+
+_MEASURED = frozenset({*_RANGES, "text", "varchar"})
 
 
 def identities(  # noqa: C901, PLR0911, PLR0912 - a table of types

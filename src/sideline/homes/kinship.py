@@ -4,17 +4,70 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
-from sideline.homes.plans import Bulk, Ordered, Plan, Step, Touch, Work
+from sideline.homes.plans import Batch, Bulk, Ordered, Plan, Step, Touch
 
 
-def related(batch: Sequence[Work], made: Plan, seeds: Iterable[int]) -> set[int]:
+def behind(batch: Batch, made: Plan, seeds: Iterable[int]) -> set[int]:
+    """The seeds and every later event that shares a key or a row with one of them, however far.
+
+    What comes before them may well be written first.
+    """
+    # Where rows cannot be told apart, they are all the same one.
+    groups = [_Line(range(len(batch)), batch.keys)] + [
+        _Line(touch.events, touch.keys or [0] * len(touch.events)) for touch in made.touches
+    ]
+    found: set[int] = set()
+    new = set(seeds)
+    while new:
+        found |= new
+        more: set[int] = set()
+        for group in groups:
+            more |= group.later(new)
+        new = more - found
+    return found
+
+
+class _Line:
+    """Events that share names, and from where on each name is known to be spoilt."""
+
+    def __init__(self, events: Sequence[int], names: Sequence[Hashable | None]) -> None:
+        self._events = events
+        self._names = names
+        self._spoilt: dict[Hashable, int] = {}
+
+    def later(self, found: set[int]) -> set[int]:
+        """Who has the name of one of the found ones and comes after it, and was not told before."""
+        fresh: dict[Hashable, int] = {}
+        for event, name in self._named(found):
+            if name is not None and event < min(
+                fresh.get(name, event + 1), self._spoilt.get(name, event + 1)
+            ):
+                fresh[name] = event
+        if not fresh:
+            return set()
+        self._spoilt |= fresh
+        return {
+            event
+            for event, name in zip(self._events, self._names, strict=True)
+            if name in fresh and event > fresh[name]
+        }
+
+    def _named(self, found: set[int]) -> Iterable[tuple[int, Hashable | None]]:
+        if isinstance(self._events, range):
+            # From zero on, as a batch counts: each event stands at its own place.
+            return ((event, self._names[event]) for event in found)
+        pairs = zip(self._events, self._names, strict=True)
+        return (pair for pair in pairs if pair[0] in found)
+
+
+def related(batch: Batch, made: Plan, seeds: Iterable[int]) -> set[int]:
     """The seeds and every event that shares a key or a row with one of them, however far."""
     found: set[int] = set()
     new = set(seeds)
     while new:
         found |= new
-        keys = {batch[event].key for event in new} - {None}
-        more = {event for event, (key, _) in enumerate(batch) if key in keys}
+        keys = {batch.keys[event] for event in new} - {None}
+        more = {event for event, key in enumerate(batch.keys) if key in keys}
         for touch in made.touches:
             more |= _sharing(touch, new)
         new = more - found
@@ -46,6 +99,15 @@ def events_of(step: Step, places: Iterable[int]) -> set[int]:
         return rows  # type: ignore[return-value]  # then they are events
     keys = step.touch.keys or ()
     return {event for event, row in zip(step.touch.events, keys, strict=True) if row in rows}
+
+
+def last_of(step: Step, places: Iterable[int]) -> set[int]:
+    """The last events that had a part in these rows of a step."""
+    if isinstance(step, Ordered) or step.touch is None:
+        return events_of(step, places)
+    rows = {step.ids[place] for place in places}
+    pairs = zip(step.touch.events, step.touch.keys or (), strict=True)
+    return set({row: event for event, row in pairs if row in rows}.values())
 
 
 def rivals_of(made: Plan, step: Bulk, places: Iterable[int]) -> set[int]:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from sideline.classify import kind_of
 from sideline.effects import Effect, Execute
 from sideline.folding import Layer, Row, in_key_order, layers
-from sideline.homes.alike import alike, columns_of, fold_alike, vouched
+from sideline.homes.alike import alike, columns_of, fold_alike, fold_rest, vouched
 from sideline.homes.judge import identities, ordered_as
-from sideline.homes.plans import Bulk, Ordered, Plan, Step, Touch, Work, effects_in
+from sideline.homes.plans import Batch, Bulk, Ordered, Plan, Step, Touch, Usual
 from sideline.homes.statements import RowEffect, Shape, Shapes
 from sideline.homes.tables import Table
 
@@ -24,15 +24,30 @@ from sideline.homes.tables import Table
 MOST_LAYERS = 64
 
 
-def plan(
-    batch: Sequence[Work], shapes: Shapes, *, folded: bool, without: Collection[int] = ()
+def plan(batch: Batch, shapes: Shapes, *, folded: bool) -> Plan:
+    """The steps that write a batch."""
+    return _plan(batch, range(len(batch)), shapes, folded=folded, judged=False)
+
+
+def plan_rest(
+    batch: Batch, made: Plan, shapes: Shapes, *, folded: bool, without: Collection[int]
 ) -> Plan:
-    """The steps that write a batch, except the events ``without``."""
-    events: Sequence[int] = range(len(batch))
-    if without:
-        events = [event for event in events if event not in without]
-        batch = [batch[event] for event in events]
-    usual = _usual(batch, events, shapes) if folded else None
+    """The steps that write a batch that was planned before, except some of its events.
+
+    What is left of the usual slice has been judged then, and without them nothing more is folded
+    away.
+    """
+    rest = None if made.usual is None else fold_rest(made.usual, without)
+    if rest is not None and rest.step is not None:
+        return Plan([rest.step], [rest.touch], usual=made.usual)
+    events, left = batch.without(without)
+    return _plan(left, events, shapes, folded=folded, judged=True)
+
+
+def _plan(
+    batch: Batch, events: Sequence[int], shapes: Shapes, *, folded: bool, judged: bool
+) -> Plan:
+    usual = _usual(batch, events, shapes, judged=judged) if folded else None
     if usual is not None:
         return usual
     made = Plan()
@@ -45,16 +60,18 @@ def plan(
     return made
 
 
-def _usual(batch: Sequence[Work], events: Sequence[int], shapes: Shapes) -> Plan | None:
+def _usual(batch: Batch, events: Sequence[int], shapes: Shapes, *, judged: bool) -> Plan | None:
     """The plan for the usual slice: one upsert each, all alike. None: not usual."""
     found = alike(batch, shapes)
     if found is None or found[0].table.in_log_order or _reaches_others([found[0]]):
         return None
-    folded = fold_alike(*found, events, shapes)
+    folded = fold_alike(*found, events, shapes, judged=judged)
     if folded is None:
         return None
     steps: list[Step] = [] if folded.step is None else [folded.step]
-    return Plan(steps, [folded.touch], folded.suspects)
+    # Of a part of a batch no other part can be made: its events are numbered otherwise.
+    whole = None if judged or folded.touch.keys is None else Usual(*found, folded.touch.keys)
+    return Plan(steps, [folded.touch], folded.suspects, usual=whole)
 
 
 class _Segment(NamedTuple):
@@ -64,8 +81,8 @@ class _Segment(NamedTuple):
     effects: Sequence[Any]
 
 
-def _segments(batch: Sequence[Work], events: Sequence[int]) -> Iterator[_Segment | Ordered]:
-    lists = effects_in(batch)
+def _segments(batch: Batch, events: Sequence[int]) -> Iterator[_Segment | Ordered]:
+    lists = batch.effects
     effects = [effect for several in lists for effect in several]
     owners = [event for event, several in zip(events, lists, strict=True) for _ in several]
     if Execute not in set(map(type, effects)):
@@ -217,7 +234,7 @@ def _one_by_one(touch: Touch, group: _Group) -> _TableSteps:
 def _folded(group: _Group, shapes: Shapes) -> _TableSteps | None:
     """Upserts that are all alike, by whole columns."""
     shape = group.shapes[0]
-    columns = columns_of(shape, [effect[1] for effect in group.effects])
+    columns = columns_of(shape, [effect.row for effect in group.effects])
     folded = fold_alike(shape, columns, group.events, shapes)
     if folded is None:
         return None
@@ -237,7 +254,7 @@ def _inserts(group: _Group) -> Iterator[Bulk]:
     ]
     for end in [*ends, len(group.shapes)]:
         shape = group.shapes[start]
-        columns = columns_of(shape, [effect[1] for effect in group.effects[start:end]])
+        columns = columns_of(shape, [effect.row for effect in group.effects[start:end]])
         yield Bulk(shape, columns, group.events[start:end], None)
         start = end
 
@@ -333,7 +350,7 @@ class _Target(NamedTuple):
 def _in_layers(target: _Target, group: _Group, touch: Touch) -> _TableSteps:
     """Write each row as often as it must be; the first deletes before all writes of the segment."""
     rows = [
-        None if shape.verb == "delete" else effect[1]
+        None if shape.verb == "delete" else effect.row
         for effect, shape in zip(group.effects, group.shapes, strict=True)
     ]
     newer = None if target.version is None else _newer(target.table, target.version)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any, NamedTuple, overload
 
 from sideline.effects import Effect
@@ -36,6 +36,20 @@ class Batch(Sequence[Work]):
         self._derive = keys
         self._keys: Sequence[Hashable | None] | None = None
 
+    @property
+    def keys(self) -> Sequence[Hashable | None]:
+        """What each event's order belongs to."""
+        if self._keys is None:
+            self._keys = self._derive()
+        return self._keys
+
+    def without(self, places: Collection[int]) -> tuple[list[int], Batch]:
+        """What is left, and where it stands in this one."""
+        left = [place for place in range(len(self.effects)) if place not in places]
+        return left, Batch(
+            [self.effects[place] for place in left], lambda: [self.keys[place] for place in left]
+        )
+
     def __len__(self) -> int:
         return len(self.effects)
 
@@ -44,16 +58,16 @@ class Batch(Sequence[Work]):
     @overload
     def __getitem__(self, place: slice) -> list[Work]: ...
     def __getitem__(self, place: int | slice) -> Work | list[Work]:
-        if self._keys is None:
-            self._keys = self._derive()
         if isinstance(place, slice):
-            return list(map(Work, self._keys[place], self.effects[place]))
-        return Work(self._keys[place], self.effects[place])
+            return list(map(Work, self.keys[place], self.effects[place]))
+        return Work(self.keys[place], self.effects[place])
 
 
-def effects_in(batch: Sequence[Work]) -> Sequence[tuple[Effect, ...]]:
-    """The effects of each event of a batch."""
-    return batch.effects if isinstance(batch, Batch) else [work[1] for work in batch]
+def batch_of(works: Sequence[Work]) -> Batch:
+    """Works as a batch."""
+    if isinstance(works, Batch):
+        return works
+    return Batch([work.effects for work in works], lambda: [work.key for work in works])
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -85,6 +99,14 @@ class Ordered(NamedTuple):
 Step = Bulk | Ordered
 
 
+class Usual(NamedTuple):
+    """A whole batch of upserts that are all alike, as it was planned first."""
+
+    shape: Shape
+    columns: list[list[Any]]
+    ids: Sequence[Hashable]
+
+
 @dataclasses.dataclass(slots=True)
 class Plan:
     """What to write, in order, and what is known about who writes what."""
@@ -96,6 +118,8 @@ class Plan:
     that would be left out although nobody vouches for it."""
     opaque: bool = False
     """User's SQL is among it: nobody knows which rows it touches."""
+    usual: Usual | None = None
+    """What a plan without some of the events can be made from."""
 
     @property
     def short(self) -> bool:

@@ -20,7 +20,7 @@ from sideline.homes.statements import Shape, statement
 from sideline.homes.values import column_literal
 
 # Rows per exception block. Each costs a subtransaction, each failed one is done again.
-CHUNKS = (256, 16, 1)
+CHUNKS = (128, 8, 1)
 # A unique value, or a range that excludes others.
 _CONFLICTS = frozenset({"23505", "23P01"})
 _ANSWER = """

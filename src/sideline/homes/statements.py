@@ -30,6 +30,8 @@ class Shape:
     complete: bool
     """Every column that a new row must have is there."""
     sql: str
+    fenced_sql: str
+    """The same, of parameters c0, c1 ..: does nothing unless a query named ``fence`` has a row."""
 
     def arguments(self, columns: Sequence[Sequence[Any]]) -> list[str]:
         """The parameters of ``sql`` for these columns of values: an array for each."""
@@ -79,12 +81,18 @@ class Shapes:
         """The shapes of many effects; None: one of them is new, or no effect on a row."""
         seen = self._seen
         try:
-            if set(map(type, [effect[1] for effect in effects])) != {dict}:
+            if set(map(type, [effect.row for effect in effects])) != {dict}:
                 return None
             return [
-                seen[type(effect), effect[0], effect[2:], tuple(effect[1])] for effect in effects
+                seen[
+                    kind := type(effect),
+                    effect.table,
+                    (effect.key, effect.version) if kind is Upsert else (),
+                    tuple(effect.row),
+                ]
+                for effect in effects
             ]
-        except (KeyError, TypeError, IndexError):
+        except (KeyError, TypeError, AttributeError):
             return None
 
     def _find(
@@ -126,6 +134,7 @@ class Shapes:
                 version,
                 complete=columns >= table.required,
                 sql=_parametrised(verb, table, ordered, key, version),
+                fenced_sql=_parametrised(verb, table, ordered, key, version, fenced=True),
             )
         return shape
 
@@ -179,19 +188,27 @@ def _type(column: Column) -> str:
     return column.stage if column.cast is None else column.cast
 
 
-def _parametrised(
-    verb: Verb, table: Table, columns: tuple[Column, ...], key: frozenset[str], version: str | None
+def _parametrised(  # noqa: PLR0913 - the parts of a statement
+    verb: Verb,
+    table: Table,
+    columns: tuple[Column, ...],
+    key: frozenset[str],
+    version: str | None,
+    *,
+    fenced: bool = False,
 ) -> str:
     """The statement with an array for each column."""
     # Functions in the select list stream; unnest(a, b) in FROM would first fill a tuple store.
     items = ", ".join(
-        f"unnest(%s::{column.stage}[]) as c{number}" for number, column in enumerate(columns)
+        f"unnest({f'%(c{number})s' if fenced else '%s'}::{column.stage}[]) as c{number}"
+        for number, column in enumerate(columns)
     )
     values = [
         f"s.c{number}" if column.cast is None else f"s.c{number}::{column.cast}"
         for number, column in enumerate(columns)
     ]
-    return _sql(verb, table, columns, values, f"(select {items}) as s", key, version)
+    origin = f"(select {items}{' from fence' if fenced else ''}) as s"
+    return _sql(verb, table, columns, values, origin, key, version)
 
 
 def _sql(  # noqa: PLR0913, PLR0917 - the parts of a statement

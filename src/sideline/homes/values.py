@@ -19,6 +19,7 @@ from uuid import UUID
 import orjson
 from psycopg.types.json import Json, Jsonb
 
+from sideline.arrays import all_quoted, quoted
 from sideline.homes.tables import Column
 
 _INTEGERS = frozenset({"int2", "int4", "int8"})
@@ -30,28 +31,15 @@ def column_literal(column: Column, values: Sequence[Any]) -> str:
     """An array literal with one element for each value."""
     kinds = set(map(type, values))
     if kinds == {str}:
-        return _quoted(values)
+        return all_quoted(values)
     if kinds == {int} and column.category in "NS":
         return "{" + str(list(values))[1:-1] + "}"
     texts = [None if value is None else text_of(column, value) for value in values]
     if kinds <= {int, bool, _NONE}:
         return "{" + ",".join(["NULL" if text is None else text for text in texts]) + "}"
     if _NONE not in kinds:
-        return _quoted(texts)  # type: ignore[arg-type]  # no None in it
+        return all_quoted(texts)  # type: ignore[arg-type]  # no None in it
     return "{" + ",".join(["NULL" if text is None else quoted(text) for text in texts]) + "}"
-
-
-def _quoted(texts: Sequence[str]) -> str:
-    """Quote all at once, one by one only where a text needs it."""
-    joined = '","'.join(texts)
-    if "\\" not in joined and joined.count('"') == 2 * (len(texts) - 1):
-        return '{"' + joined + '"}'
-    return "{" + ",".join(map(quoted, texts)) + "}"
-
-
-def quoted(text: str) -> str:
-    """One element of an array literal."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def text_of(column: Column, value: Any) -> str:  # noqa: ANN401 - whatever the handler put there

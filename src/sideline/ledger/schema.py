@@ -59,6 +59,8 @@ def grants(role: str) -> list[sql.Composed]:
         sql.SQL(
             "grant select, insert, update, delete on all tables in schema sideline to {}"
         ).format(name),
+        # Who did what is only ever added to.
+        sql.SQL("revoke update, delete, truncate on sideline.audit from {}").format(name),
     ]
 
 

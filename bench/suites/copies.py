@@ -1,0 +1,97 @@
+"""What copies cost: one event of a hundred through a retry topic, and dead letters alone."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+from bench import contest, events, figures
+from bench.contest import Run
+from bench.events import REPEATED_KEYS, Topic
+from bench.peers import PEERS, Task
+from bench.services import USERS
+from bench.suites import Bench, Finding, Outcome
+
+PARTITIONS = 4
+RETRIES = 3
+CLEAN, RETRY, DEAD = "clean", "retry", "dead"
+TEXTS = {
+    CLEAN: "nothing fails",
+    RETRY: "1 % of the events through a retry topic",
+    DEAD: "every event a dead letter",
+}
+RETRY_AIM = 0.85
+DEAD_AIM = 20_000.0
+# Each costs ten times as much as one that is applied.
+DEAD_SHARE = 0.2
+
+
+def run(bench: Bench) -> Outcome:
+    """The same stream without failures, with some, and with nothing else."""
+    total = bench.settings.events
+    fewer = max(1_000, int(total * DEAD_SHARE))
+    runs: dict[str, list[Run]] = {name: [] for name in TEXTS}
+    with (
+        bench.published(Topic("copies", total, PARTITIONS, REPEATED_KEYS)) as topic,
+        bench.published(Topic("letters", fewer, PARTITIONS, REPEATED_KEYS)) as letters,
+    ):
+        for number, order in enumerate(figures.interleave(list(TEXTS), bench.settings.rounds), 1):
+            for name in order:
+                source = letters if name == DEAD else topic
+                text = f"{TEXTS[name]}, round {number}"
+                runs[name].append(_one(bench, source, name, text))
+    clean = [run.rate for run in runs[CLEAN]]
+    kept = figures.ratio_by_round([run.rate for run in runs[RETRY]], clean)
+    rate = statistics.median(run.rate for run in runs[DEAD])
+    findings = [
+        Finding(f"throughput kept, {TEXTS[RETRY]}", kept, RETRY_AIM, unit="x"),
+        Finding("dead letters, events/s", rate, DEAD_AIM),
+    ]
+    rows = [_row(TEXTS[name], some, clean) for name, some in runs.items()]
+    return Outcome("copies", f"Copies: {total:,} events of {REPEATED_KEYS:,} keys", rows, findings)
+
+
+def _one(bench: Bench, topic: Topic, name: str, text: str) -> Run:
+    with (
+        bench.services.fresh_database(USERS) as database,
+        _own_topics(bench.services.bootstrap, topic.name),
+        bench.narrator.bar(text, topic.events) as done,
+    ):
+        task = Task(
+            bench.services.bootstrap,
+            database,
+            topic.name,
+            PARTITIONS,
+            topic.events,
+            options={"pipeline": "letters" if name == DEAD else "retried", "case": name},
+        )
+        return contest.drain(bench.services, PEERS["sideline"], task, done)
+
+
+@contextlib.contextmanager
+def _own_topics(bootstrap: str, topic: str) -> Iterator[None]:
+    retries = [f"{topic}.bench.retry.{number}" for number in range(1, RETRIES + 1)]
+    letters = f"{topic}.bench.dlq"
+    for name in retries:
+        config = {"message.timestamp.type": "LogAppendTime"}
+        events.create_topic(bootstrap, name, PARTITIONS, **config)
+    events.create_topic(bootstrap, letters, PARTITIONS)
+    try:
+        yield
+    finally:
+        for name in (*retries, letters):
+            events.delete_topic(bootstrap, name)
+
+
+def _row(text: str, runs: list[Run], clean: list[float]) -> dict[str, Any]:
+    rates = [run.rate for run in runs]
+    return {
+        "what": text,
+        "measured": f"{statistics.median(rates):,.0f} events/s",
+        "against_clean": f"{figures.ratio_by_round(rates, clean):.2f}x",
+        "events_per_second": statistics.median(rates),
+        "cpu_seconds_per_million": statistics.median(run.cpu_per_million.total for run in runs),
+        "rounds": rates,
+    }

@@ -1,0 +1,724 @@
+"""Events that come back: the owner of a queue's home carries operations out in its lease.
+
+The way of a released event: the ledger -> a slice -> the handler -> effects, ledger and the key's
+state in one transaction. Live events of other keys go on in between.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sideline import guardrail
+from sideline.classify import kind_of
+from sideline.crashpoints import reach
+from sideline.engine import current
+from sideline.engine.current import Asking, is_from_outside
+from sideline.engine.handling import NOBODY, handle, publishes, runs_sql
+from sideline.engine.window import Entry, Pool, Window
+from sideline.errors import GuardrailError, NonRecoverable
+from sideline.homes.duplicates import Ahead, Claims, Doubtful, cut_at
+from sideline.homes.postgres import PostgresHome
+from sideline.homes.savepoints import is_data
+from sideline.homes.setbacks import Setter
+from sideline.ledger.operating import Done
+from sideline.ledger.replay import Replays
+from sideline.ledger.store import Stale
+from sideline.policies import Sideline
+from sideline.replays import (
+    Choice,
+    Item,
+    Verdict,
+    Waiting,
+    choose,
+    judge,
+    one_key_each,
+    pace,
+)
+from sideline.sinks import Calls, Postgres
+from sideline.slices import NOTHING, Failure, Handled
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from sideline.clock import Clock
+    from sideline.events import Delivery, Event
+    from sideline.homes.kafka import KafkaHome
+    from sideline.homes.outgoing import Outgoing
+    from sideline.homes.writer import Writer, Written
+    from sideline.ledger.connection import Connection
+    from sideline.ledger.parking import Parking
+    from sideline.ledger.store import Held, Ledger
+    from sideline.pipeline import Pipeline
+    from sideline.slices import Aside
+
+# Events of a slice at most: live ones wait no longer than for one of these.
+SLICE_EVENTS = 5_000
+# Side by side, a slice is over when its last event is: how many fit into this is learned.
+WINDOW_SECONDS = 0.25
+WAIT_SECONDS = 0.05
+_LOST = "its bytes are gone: neither the ledger nor Kafka has them any more"
+# With a rate, a slice is about this much of it.
+PACE_SECONDS = 0.25
+
+
+class Step(NamedTuple):
+    """What one slice of an operation came to."""
+
+    operation: int | None = None
+    """None: nothing waits here."""
+    done: Done = Done()
+    failure: Failure | None = None
+    """What ended it before its time: an event that waits for the world, or cannot be tried."""
+    tried: int = 0
+    wait_seconds: float = 0.0
+    """How long the operation's rate wants it to wait now."""
+
+
+class Replayer:
+    """Carries operations out, slice by slice, through the connection of one lease."""
+
+    def __init__(  # noqa: PLR0913 - what a replay depends on, by keyword
+        self,
+        pipeline: Pipeline,
+        connection: Connection,
+        *,
+        replays: Replays,
+        ledger: Ledger,
+        parking: Parking,
+        writer: Writer,
+        clock: Clock,
+        pool: Pool | None,
+        publishing: KafkaHome | None = None,
+        claims: Claims | None = None,
+        outgoing: Outgoing | None = None,
+        knows: Callable[[Event], bool] | None = None,
+    ) -> None:
+        self._pipeline = pipeline
+        self._connection = connection
+        self._replays = replays
+        self._claims = claims = claims or Claims(pipeline, connection)
+        self._clock = clock
+        self._pool = pool
+        self._knows = knows
+        """Whether an event has been through ``prepare=``; None: there is no such step."""
+        self._writer = writer
+        self.operation: int | None = None
+        """What the last slice was about."""
+        self._window_events = pipeline.concurrency
+        # Whatever the policy: what a person released and what fails again goes back aside.
+        self._again = copy.copy(pipeline)
+        self._again.on_failure = Sideline()
+        self._in_transaction = pipeline.wants_transaction
+        self._orders: dict[int, str | None] = {}
+        self._home: PostgresHome | None = None
+        self._publishing = publishing
+        self._calls = isinstance(pipeline.sink, Calls)
+        if isinstance(pipeline.sink, Postgres):
+            # The flood guard counts what arrives, not what comes back.
+            setter = Setter(self._again, parking, guarded=False, outgoing=outgoing)
+            self._setter = setter
+            self._home = PostgresHome(self._again, connection, writer, ledger, setter, claims)
+        # Side by side a slice takes as many events as were quick; what came through ``prepare=``
+        # is known only in its own round.
+        self._foresees = self._home is not None and pool is None and knows is None
+
+    def step(
+        self,
+        held: Held,
+        aside: Aside | None,
+        delivery: Delivery,
+        *,
+        limit: int,
+        excluded: Sequence[int] = (),
+    ) -> Step:
+        """The next slice of the oldest operation that has something to do here."""
+        self.operation = None
+        if self._publishing is not None:
+            self._publishing.resolve(held)
+        foreseen = self._replays.foreseen(held, limit, excluded) if self._foresees else None
+        if foreseen is not None:
+            self.operation = operation = foreseen.wanted.operation
+            choice, rows = foreseen.choice, foreseen.rows
+            return self._release(
+                held, operation, choice, aside, delivery, rows=rows, next_limit=limit
+            )
+        items = self._replays.items(held, limit, excluded)
+        if not items:
+            return Step()
+        first = items[0]
+        self.operation = first.operation
+        if first.rate is None:
+            return self._carry_out(held, items, aside, delivery, limit)
+        rate = first.rate / self._replays.homes(first.operation)
+        slow = max(1, int(min(limit, rate * PACE_SECONDS)))
+        step = self._carry_out(held, items[:slow], aside, delivery, slow)
+        return step._replace(wait_seconds=step.tried / rate)
+
+    def _carry_out(
+        self,
+        held: Held,
+        items: Sequence[Item],
+        aside: Aside | None,
+        delivery: Delivery,
+        limit: int,
+    ) -> Step:
+        first = items[0]
+        if first.kind != "release":
+            done = self._give_up_or_restore(held, items, aside)
+            return Step(first.operation, done, tried=len(items))
+        outside = not isinstance(self._pipeline.sink, Postgres)
+        if outside and self._pipeline.delivery == "at-most-once":
+            self._replays.stop(
+                first.operation,
+                "with delivery at-most-once nobody could tell whether it was done; "
+                "run the pipeline with at-least-once to release",
+            )
+            return Step(first.operation)
+        paced = pace(self._pipeline.slice_size, first.tried)
+        choice = choose(items, min(limit, paced))
+        # As long as slices grow, what fails again is waited for.
+        grown = first.rate is None and paced >= min(limit, self._pipeline.slice_size)
+        next_limit = limit if grown else 0
+        return self._release(held, first.operation, choice, aside, delivery, next_limit=next_limit)
+
+    # What goes with it
+
+    @property
+    def gone(self) -> bool:
+        """Whether the connection is lost."""
+        return self._connection.broken or self._connection.closed
+
+    def stops(self, failure: Failure) -> bool:
+        """Whether waiting does not help: the code or its tables do not fit."""
+        if issubclass(type(failure.error), GuardrailError):
+            return True
+        return self._again.fate(failure.error, own=failure.stage == "write") == "stops"
+
+    def undo(self) -> None:
+        """Nothing of a refused slice stays."""
+        self._connection.rollback()
+        self._writer.forget()
+
+    def judges_early(self, error: psycopg.Error) -> bool:
+        """Whether a row that only COMMIT refused will be found out when it is done again (K8)."""
+        return is_data(error) and self._writer.judge_early()
+
+    def stop(self, operation: int, note: str) -> None:
+        """End an operation that cannot be carried out as things are."""
+        self._replays.stop(operation, note)
+
+    def note(self, operation: int, note: str | None) -> None:
+        """Say why an operation waits; None: it no longer does."""
+        self._replays.note(operation, note)
+
+    def waits(self, held: Held) -> list[tuple[int, float, int]]:
+        """Operations that wait at home in a partition: for how many seconds, how often in vain."""
+        return self._replays.waits(held)
+
+    def defer(self, held: Held, operation: int, seconds: float, attempts: int) -> None:
+        """Say for how long an operation waits here, to whoever holds the partition then."""
+        self._replays.defer(held, operation, seconds, attempts)
+
+    def finish(self) -> None:
+        """End the operations of which nothing waits any more."""
+        self._replays.finish()
+
+    # Release
+
+    def _release(  # noqa: PLR0913 - what a slice of a replay depends on
+        self,
+        held: Held,
+        operation: int,
+        choice: Choice,
+        aside: Aside | None,
+        delivery: Delivery,
+        *,
+        rows: list[tuple[Any, ...]] | None = None,
+        next_limit: int,
+    ) -> Step:
+        """``rows``: as they were read ahead. ``next_limit``: how many to read ahead now."""
+        waiting, gone = self._replays.read(held, choice, delivery, rows)
+        reach("replay-read")
+        if self._foresees and next_limit:
+            self._replays.look_ahead(held, choice, min(next_limit, self._pipeline.slice_size))
+        if gone:
+            # Whoever lost its lease says nothing, not even what is true (K1).
+            self._replays.begin(held, (), ())
+            self._replays.mark(operation, dict.fromkeys(gone, "gone"))
+            self._connection.commit()
+        waiting = self._behind_none(held, choice, waiting)
+        step = Step(operation)
+        if waiting and self._knows is not None:
+            waiting = self._known(waiting)
+            if not waiting:
+                # The next round brings their rows.
+                return Step()
+        if not waiting:
+            return step
+        read = self._readable(waiting)
+        if read.failed:
+            done = self._write_down(held, choice, waiting, Verdict([], [], read.failed), aside)
+            return step._replace(done=done, tried=len(read.failed))
+        if not read.waiting:
+            return step._replace(failure=read.failure)
+        dead = next((one.event for one in read.waiting if one.is_dead), None)
+        if dead is not None and (refused := guardrail.unseen(self._pipeline)) is not None:
+            return step._replace(failure=Failure(dead, "guardrail", refused))
+        return self._apply(held, choice, read, aside, step)
+
+    def _behind_none(self, held: Held, choice: Choice, waiting: list[Waiting]) -> list[Waiting]:
+        """Without dead events of keys of which an earlier one failed again in this operation (C1).
+
+        They stay dead with it. Where the policy gives up order anyway, or there is none, they go.
+        """
+        dead = [one for one in waiting if one.is_dead and one.event.key is not None]
+        if not dead or self._pipeline.copies_failures or self._pipeline.independent:
+            return waiting
+        operation = choice.items[0].operation
+        failed = self._replays.failed_keys(held, operation)
+        behind = {id(one) for one in dead if one.event.key in failed}
+        if not behind:
+            return waiting
+        self._replays.begin(held, (), ())
+        numbers = [choice.items[one.item].number for one in dead if id(one) in behind]
+        self._replays.mark(operation, dict.fromkeys(numbers, "failed"))
+        self._connection.commit()
+        return [one for one in waiting if id(one) not in behind]
+
+    def _known(self, waiting: Sequence[Waiting]) -> list[Waiting]:
+        """As far as rows have come: nothing overtakes what has none yet."""
+        knows = self._knows
+        assert knows is not None  # noqa: S101 - for the type checker
+        return list(takewhile(lambda one: knows(one.event), waiting))
+
+    def _apply(
+        self, held: Held, choice: Choice, read: _Read, aside: Aside | None, step: Step
+    ) -> Step:
+        ahead = self._look_ahead(held, read)
+        if ahead.what == "repeated":
+            passed = Verdict([], [], {}, range(ahead.events))
+            done = self._write_down(held, choice, read.waiting, passed, aside)
+            return step._replace(done=done, tried=ahead.events)
+        if ahead.error is not None:
+            unnamed = Failure(read.waiting[0].event, "dedupe", ahead.error)
+            return self._fail_first(held, choice, read, unnamed, aside, step)
+        if ahead.events < len(read.waiting):
+            read.waiting = read.waiting[: ahead.events]
+            read.failure = None
+        return self._apply_new(held, choice, read, aside, step)
+
+    def _apply_new(
+        self, held: Held, choice: Choice, read: _Read, aside: Aside | None, step: Step
+    ) -> Step:
+        if self._in_transaction and self._home is not None:
+            return self._apply_in_transaction(held, choice, read, aside, step)
+        handled, failure = self._handle(held, read.waiting)
+        reach("replay-handled")
+        handled, failure = self._in_order(read, handled, failure or read.failure)
+        handled, unsendable = self._sendable(handled)
+        if unsendable is not None:
+            failure = None
+            if not handled.events:
+                return self._fail_first(held, choice, read, unsendable, aside, step)
+        if not handled.events:
+            return step._replace(failure=failure)
+        if self._publishing is not None:
+            done = self._publish(held, choice, read, handled, aside)
+            return step._replace(done=done, failure=failure, tried=len(handled.events))
+        if self._home is None:
+            verdict = _called(handled, read)
+            done = self._write_down(held, choice, read.waiting, verdict, aside, called=True)
+            return step._replace(done=done, failure=failure, tried=len(handled.events))
+        return self._apply_rows(held, choice, read, aside, step._replace(failure=failure), handled)
+
+    def _apply_rows(  # noqa: PLR0913, PLR0917 - what a slice of a replay depends on
+        self,
+        held: Held,
+        choice: Choice,
+        read: _Read,
+        aside: Aside | None,
+        step: Step,
+        handled: Handled,
+    ) -> Step:
+        assert self._home is not None  # noqa: S101 - for the type checker
+        written, new = self._write(held, handled, read)
+        while (stop := self._stops_at(new, written)) is not None:
+            # What comes before it goes; it stays where it is, and so does all behind it.
+            self._connection.rollback()
+            error = written.failed.get(stop)
+            failure = None if error is None else Failure(handled.events[stop], "write", error)
+            step = step._replace(failure=failure)
+            handled = handled.prefix(stop)
+            if not handled.events:
+                return step
+            written, new = self._write(held, handled, read)
+        reach("replay-written")
+        verdict = judge(new, _orders(read), self._home.failures(new, written))
+        self._claims.keep_only([*verdict.applied, *verdict.filtered])
+        self._setter.publish(held, new, verdict.applied)
+        done = self._replays.settle(held, choice, read.waiting, verdict)
+        self._replays.commit(held, done, aside)
+        return step._replace(done=done, tried=len(handled.events))
+
+    def _publish(
+        self,
+        held: Held,
+        choice: Choice,
+        read: _Read,
+        handled: Handled,
+        aside: Aside | None,
+    ) -> Done:
+        assert self._publishing is not None  # noqa: S101 - for the type checker
+        new, verdict = self._claim_to_publish(held, handled, read)
+        return self._publishing.replay(held, choice, read.waiting, new, verdict, aside)
+
+    def _claim_to_publish(
+        self, held: Held, handled: Handled, read: _Read
+    ) -> tuple[Handled, Verdict]:
+        """Fence and claim, and what is to be written down; the transaction stays open."""
+        while True:
+            try:
+                new = self._claim(held, handled, read)
+            except Doubtful as doubt:
+                # What comes before it goes; the others wait until that is known.
+                if not doubt.at:
+                    raise
+                handled = handled.prefix(doubt.at)
+                continue
+            verdict = judge(new, _orders(read), {})
+            passed = {*verdict.gone}
+            stop = cut_at(new, {place for place in range(len(new.events)) if place not in passed})
+            if stop is None:
+                self._claims.keep_only([*verdict.applied, *verdict.filtered])
+                return new, verdict
+            self._connection.rollback()
+            handled = handled.prefix(stop)
+
+    def _in_order(
+        self, read: _Read, handled: Handled, failure: Failure | None
+    ) -> tuple[Handled, Failure | None]:
+        """What comes before the first dead event that would overwrite what overtook it (F9)."""
+        dead = [place for place in range(len(handled.events)) if read.waiting[place].is_dead]
+        found = guardrail.first_forbidden(self._pipeline, handled.effects, dead)
+        if found is None:
+            return handled, failure
+        place, error = found
+        return handled.prefix(place), Failure(handled.events[place], "guardrail", error)
+
+    def _sendable(self, handled: Handled) -> tuple[Handled, Failure | None]:
+        """What comes before the first event that publishes what cannot be sent, and why."""
+        errors = self._setter.unsendable(handled) if self._home is not None else {}
+        if not errors:
+            return handled, None
+        first = min(errors)
+        return handled.prefix(first), errors[first]
+
+    def _look_ahead(self, held: Held, read: _Read) -> Ahead:
+        """Which messages the events bring: before the handler, where it acts by itself (K7)."""
+        count = len(read.waiting)
+        if not self._claims.wanted:
+            return Ahead(count, "new")
+        given = self._given(held, read)
+        if not self._in_transaction and not self._calls:
+            errors = self._claims.errors(given.events)
+            first = min(errors, default=count)
+            return Ahead(1, "broken", errors[0]) if first == 0 else Ahead(first, "new")
+        self._begin(held, read)
+        ahead = self._claims.ahead(held, given, _incarnations(read))
+        if self._calls and ahead.what == "new" and ahead.events == count:
+            self._connection.commit()
+        else:
+            # With the transaction it is claimed again, by the one in which the handler runs.
+            self._connection.rollback()
+        return ahead
+
+    def _given(self, held: Held, read: _Read) -> Handled:
+        at, events = held.next_offset, [one.event for one in read.waiting]
+        return Handled(at, at, events, [NOTHING] * len(events))
+
+    def _fail_first(  # noqa: PLR0913, PLR0917 - what a slice of a replay depends on
+        self,
+        held: Held,
+        choice: Choice,
+        read: _Read,
+        failure: Failure,
+        aside: Aside | None,
+        step: Step,
+    ) -> Step:
+        """The first event fails without its effects: whose message nobody can name, or send."""
+        if self._again.fate(failure.error) != "parked":
+            return step._replace(failure=failure)
+        verdict = Verdict([], [], {0: failure})
+        done = self._write_down(held, choice, read.waiting, verdict, aside)
+        return step._replace(done=done, tried=1)
+
+    def _stops_at(self, new: Handled, written: Written) -> int | None:
+        """Where a slice has to end: an event waits, or a message's first event failed."""
+        waits = self._first_that_waits(written)
+        if waits is not None:
+            return waits
+        return cut_at(new, {*written.failed, *written.followers, *new.setbacks})
+
+    def _apply_in_transaction(
+        self, held: Held, choice: Choice, read: _Read, aside: Aside | None, step: Step
+    ) -> Step:
+        assert self._home is not None  # noqa: S101 - for the type checker
+        self._begin(held, read)
+        self._plan(read.waiting)
+        before = self._home.transaction_id()
+        if self._claims.take(held, self._given(held, read), _incarnations(read)):
+            # Somebody applied one of these messages meanwhile.
+            self._connection.rollback()
+            raise Stale
+        events = [one.event for one in read.waiting]
+        handled, failure = self._home.run_each(
+            held,
+            events,
+            held.next_offset,
+            self._clock,
+            aside=NOBODY,
+            forced={},
+            copies=None,
+        )
+        reach("replay-handled")
+        self._home.same_transaction(before)
+        failure = failure or read.failure
+        if not handled.events:
+            self._connection.rollback()
+            return step._replace(failure=failure)
+        reach("replay-written")
+        verdict = judge(handled, _orders(read), {})
+        self._claims.keep_only([*verdict.applied, *verdict.filtered])
+        self._setter.publish(held, handled, verdict.applied)
+        done = self._replays.settle(held, choice, read.waiting, verdict)
+        self._replays.commit(held, done, aside)
+        return step._replace(done=done, failure=failure, tried=len(handled.events))
+
+    def _readable(self, waiting: Sequence[Waiting]) -> _Read:
+        """What can be tried now; where ``key=`` fails or bytes are gone, the event does (F14).
+
+        Those at the heads of their queues fail at once, without the handler; what comes behind
+        such an event waits for its turn.
+        """
+        if self._pipeline.key is None and not any(one.lost for one in waiting):
+            return _Read(list(waiting))
+        read = _Read([])
+        stopped: set[int | bytes] = set()
+        tried: set[int | bytes] = set()
+        for place, one in enumerate(waiting):
+            order = one.order
+            if order in stopped:
+                continue
+            key, error = self._key_of(one)
+            if error is not None:
+                failure = Failure(one.event, "read" if one.lost else "key", error)
+                if self._again.fate(error) != "parked":
+                    read.failure = failure
+                    break
+                if order is None or order not in tried:
+                    read.failed[place] = failure
+                if order is not None:
+                    stopped.add(order)
+                continue
+            if order is not None:
+                tried.add(order)
+            if key is not None:
+                read.keys.append((key, one.queue))
+            read.waiting.append(one)
+        return read
+
+    def _key_of(self, one: Waiting) -> tuple[bytes | None, BaseException | None]:
+        """What ``key=`` says of an event, or why nobody can tell."""
+        if one.lost:
+            return None, NonRecoverable(_LOST)
+        if self._pipeline.key is None:
+            return None, None
+        try:
+            with current.of(Asking(one.event)):
+                return self._pipeline.key_of(one.event), None
+        # The user's own function, like a handler.
+        except BaseException as error:
+            if is_from_outside(error):
+                raise
+            return None, error
+
+    def _handle(self, held: Held, waiting: Sequence[Waiting]) -> tuple[Handled, Failure | None]:
+        if self._pool is not None:
+            return self._side_by_side(self._pool, held, waiting[: self._window_events])
+        self._plan(waiting)
+        at = held.next_offset
+        events = [one.event for one in waiting]
+        return handle(self._again, events, start=at, end=at, clock=self._clock)
+
+    def _plan(self, waiting: Sequence[Waiting]) -> None:
+        """By which key events wait for each other; the records' own are quicker where they do."""
+        if one_key_each(waiting):
+            self._again.key = None
+        else:
+            self._orders = {id(one.event): _name(one.order) for one in waiting}
+            self._again.key = self._order
+
+    def _order(self, event: Event) -> str | None:
+        return self._orders[id(event)]
+
+    def _side_by_side(
+        self, pool: Pool, held: Held, waiting: Sequence[Waiting]
+    ) -> tuple[Handled, Failure | None]:
+        """Queues side by side, the events of each in order."""
+        started = self._clock.monotonic()
+        orders = {id(one.event): _name(one.order) for one in waiting}
+        partition = held.partition
+
+        def order(event: Event) -> bytes | None:
+            name = orders[id(event)]
+            return None if name is None else name.encode()
+
+        window = Window(pool, order, derives=True)
+        events = [one.event for one in waiting]
+        window.add(partition, events, NOBODY, fate=lambda _, error: self._again.fate(error))
+        try:
+            # Nothing is given up half way: an outside call would be made again.
+            while window.finished(partition) < len(events) and not window.blocked_at(partition):
+                window.wait(WAIT_SECONDS)
+            taken, failure = window.take(partition, len(events))
+        finally:
+            window.close()
+        quick = self._clock.monotonic() - started < WINDOW_SECONDS
+        grown = self._window_events * 2 if quick else self._window_events // 2
+        self._window_events = max(self._pipeline.concurrency, min(grown, SLICE_EVENTS))
+        return _handled(taken, held.next_offset), failure
+
+    def _write(self, held: Held, handled: Handled, read: _Read) -> tuple[Written, Handled]:
+        """Fence, then effects; the transaction stays open, with what failed taken out."""
+        home = self._home
+        assert home is not None  # noqa: S101 - for the type checker
+        if handled.executes:
+            new = self._claim(held, handled, read)
+            before = home.transaction_id()
+            written = home.write(new)
+            home.same_transaction(before)
+            return written, new
+        new = self._claim(held, handled, read)
+        try:
+            return home.write(new, optimistic=True), new
+        except Exception as error:
+            if kind_of(error) == "recoverable":
+                raise
+            self._connection.rollback()
+        new = self._claim(held, handled, read)
+        return home.write(new), new
+
+    def _claim(self, held: Held, handled: Handled, read: _Read) -> Handled:
+        """Fence, then claim the messages; what was applied before is taken out (K7)."""
+        self._begin(held, read)
+        incarnations = _incarnations(read)
+        new = handled.taken_out(self._claims.take(held, handled, incarnations))
+        known = self._claims.failed(held, handled, incarnations)
+        if not known:
+            return new
+        parked = {place: why for place, why in new.parked.items() if place not in known}
+        return new._replace(parked=parked).taken_out(known)
+
+    def _first_that_waits(self, written: Written) -> int | None:
+        return min(
+            (
+                place
+                for place, error in written.failed.items()
+                if self._again.fate(error, own=True) in {"waits", "stops"}
+            ),
+            default=None,
+        )
+
+    def _begin(self, held: Held, read: _Read) -> None:
+        queues = [one.queue for one in read.waiting if one.queue is not None]
+        self._replays.begin(held, (one.partition for one in read.waiting), queues)
+        if read.keys and self._replays.strangers(held, read.keys):
+            self._connection.commit()
+            raise Stale
+
+    def _write_down(  # noqa: PLR0913 - what is written down, and of what
+        self,
+        held: Held,
+        choice: Choice,
+        waiting: Sequence[Waiting],
+        verdict: Verdict,
+        aside: Aside | None,
+        *,
+        called: bool = False,
+    ) -> Done:
+        queues = [one.queue for one in waiting if one.queue is not None]
+        self._replays.begin(held, (one.partition for one in waiting), queues)
+        if called:
+            left = {*range(len(waiting))} - {*verdict.applied}
+            read = _Read(list(waiting))
+            self._claims.unclaim(held, self._given(held, read), left, _incarnations(read))
+        done = self._replays.settle(held, choice, waiting, verdict)
+        self._replays.commit(held, done, aside)
+        return done
+
+    # Discard and restore
+
+    def _give_up_or_restore(self, held: Held, items: Sequence[Item], aside: Aside | None) -> Done:
+        discards = self._replays.discards
+        found = discards.read(held, items)
+        reach("replay-read")
+        queues = [queue for one in found if (queue := one.queue or one.former_queue) is not None]
+        discards.begin(held, (one.partition for one in found), queues)
+        act = discards.give_up if items[0].kind == "discard" else discards.restore
+        done = act(held, items, found)
+        reach("replay-written")
+        discards.commit(held, done, aside)
+        return done
+
+
+@dataclasses.dataclass(slots=True)
+class _Read:
+    """Events of a slice as far as they can be tried."""
+
+    waiting: list[Waiting]
+    keys: list[tuple[bytes, int | None]] = dataclasses.field(default_factory=list)
+    """What ``key=`` says of them, and the queues that they are in."""
+    failed: dict[int, Failure] = dataclasses.field(default_factory=dict)
+    """By place among all that was read: heads of queues of which ``key=`` makes nothing."""
+    failure: Failure | None = None
+    """The event behind them that has to wait."""
+
+
+def _name(order: int | bytes | None) -> str | None:
+    """As a key: no record's key is taken for a queue."""
+    if order is None:
+        return None
+    return f"q{order}" if isinstance(order, int) else f"k{order.hex()}"
+
+
+def _orders(read: _Read) -> list[int | bytes | None]:
+    return [one.order for one in read.waiting]
+
+
+def _incarnations(read: _Read) -> list[int]:
+    return [one.incarnation for one in read.waiting]
+
+
+def _called(handled: Handled, read: _Read) -> Verdict:
+    """One that returned nothing was called all the same, so it is applied."""
+    verdict = judge(handled, _orders(read), {})
+    applied = sorted([*verdict.applied, *verdict.filtered])
+    return Verdict(applied, [], verdict.failed, verdict.duplicates)
+
+
+def _handled(taken: Sequence[Entry], at: int) -> Handled:
+    effects = [entry.effects for entry in taken]
+    return Handled(
+        at,
+        at,
+        [entry.event for entry in taken],
+        effects,
+        any(map(runs_sql, effects)),
+        [entry.key for entry in taken],
+        parked={place: entry.failure for place, entry in enumerate(taken) if entry.parked},
+        publishes=any(map(publishes, effects)),
+    )

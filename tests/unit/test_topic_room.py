@@ -1,0 +1,90 @@
+"""What a topic takes, as the broker tells it: asked before a slice commits copies for it."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin._acl import AclOperation
+
+from sideline import DeadLetter, Event, Pipeline
+from sideline.errors import KafkaUnreachableError, NotFoundError, RefusedError
+from sideline.homes.setbacks import Setter
+from sideline.slices import Failure, Handled
+from sideline.topics.room import USUAL_BYTES, Rooms
+
+TOPIC = "users.login.dlq"
+REFUSED = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+MISSING = KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+AWAY = KafkaException(KafkaError(KafkaError._TRANSPORT))
+OPEN = SimpleNamespace(
+    partitions=[0, 1], authorized_operations=[AclOperation.READ, AclOperation.WRITE]
+)
+
+
+def future(answer):
+    done = Future()
+    if isinstance(answer, BaseException):
+        done.set_exception(answer)
+    else:
+        done.set_result(answer)
+    return done
+
+
+def rooms_of(topic=OPEN, config=None):
+    """Rooms that ask an admin client with these answers."""
+    rooms = Rooms({})
+    config = {"max.message.bytes": SimpleNamespace(value="77")} if config is None else config
+    rooms._admin = SimpleNamespace(
+        describe_topics=lambda wanted, **_: {TOPIC: future(topic)},
+        describe_configs=lambda wanted, **_: {wanted[0]: future(config)},
+    )
+    return rooms
+
+
+def test_a_topic_that_may_be_written_to():
+    """Its own limit counts; one that may not be asked for is the usual one."""
+    assert rooms_of().of(TOPIC) == (77, 2)
+    assert rooms_of(config=REFUSED).of(TOPIC) == (USUAL_BYTES, 2)
+    # Brokers without rules say nothing of rights.
+    nobody = SimpleNamespace(partitions=[0], authorized_operations=None)
+    assert rooms_of(nobody).of(TOPIC) == (77, 1)
+
+
+@pytest.mark.parametrize(
+    ("topic", "error", "says"),
+    [
+        (SimpleNamespace(partitions=[0], authorized_operations=[AclOperation.READ]),
+         RefusedError, "may not be written to"),
+        (REFUSED, RefusedError, "may not be written to"),
+        (MISSING, NotFoundError, "does not exist"),
+        (AWAY, KafkaUnreachableError, "does not say"),
+        (TimeoutError(), KafkaUnreachableError, "does not say"),
+    ],
+)  # fmt: skip
+def test_a_topic_that_takes_nothing_is_said(topic, error, says):
+    """Missing, without the right to write, silent: each in its own words, with the topic (F7)."""
+    with pytest.raises(error, match=f"{TOPIC}.* {says}" if error is not KafkaUnreachableError
+                       else f"{says}.*{TOPIC}"):  # fmt: skip
+        rooms_of(topic).of(TOPIC)
+
+
+def test_an_event_waits_while_its_copy_may_not_be_written():
+    """What comes before it is committed, it waits in place, nothing of it is lost (F7)."""
+    pipeline = Pipeline("login", topics="users", on_failure=DeadLetter(attempts=1))
+    events = [Event("users", 0, number, 0, b"k", b"v") for number in range(3)]
+    failed = Failure(events[1], "handler", ValueError("no"))
+    handled = Handled(0, 3, events, [(), (), ()], dead={1: failed})
+    parking = SimpleNamespace(connection=None, pipeline="login", version="")
+    held = SimpleNamespace(guard=None, incarnation=0, tries_of=lambda offset: 0)
+    closed = Setter(pipeline, parking, room=rooms_of(REFUSED))
+    before, failure = closed.guard(held, handled)
+    assert (len(before.events), before.end) == (1, 1)
+    assert (failure.stage, failure.event.offset) == ("copy", 1)
+    assert "may not be written to" in str(failure.error)
+    opened = Setter(pipeline, parking, room=rooms_of(config={}))
+    whole, failure = opened.guard(held, handled)
+    assert failure is None
+    assert whole.dead[1].leaving.record.topic == TOPIC
