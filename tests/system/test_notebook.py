@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -228,8 +229,33 @@ def test_the_example_notebook_runs(rows, database, kafka, topics, tmp_path):
     assert not list(temporary.glob("sideline-run-*"))
 
 
+# A server of its own, as a team would have one: at a port that nobody else has.
+SERVER = """
+import sys
+
+from pyspark.sql import SparkSession
+
+builder = SparkSession.builder.master("local[2]")
+for name, value in {
+    "spark.plugins": "org.apache.spark.sql.connect.SparkConnectPlugin",
+    "spark.connect.grpc.binding.address": "127.0.0.1",
+    "spark.connect.grpc.binding.port": "0",
+}.items():
+    builder = builder.config(name, value)
+spark = builder.getOrCreate()
+service = getattr(spark._jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
+print(getattr(service, "MODULE$").localPort(), flush=True)
+sys.stdin.read()
+spark.stop()
+"""
+
 CONNECT = """
+import faulthandler
 import json
+import sys
+
+# A client tries for ten minutes to reach a server that has gone: say where it waits instead.
+faulthandler.dump_traceback_later(150, exit=True)
 
 from pyspark.sql import SparkSession
 
@@ -237,7 +263,7 @@ from sideline import Pipeline, Postgres
 from sideline import spark as ledger
 from sideline.errors import SidelineError
 
-spark = SparkSession.builder.remote("local[2]").getOrCreate()
+spark = SparkSession.builder.remote(f"sc://127.0.0.1:{sys.argv[1]}").getOrCreate()
 said = {"type": type(spark).__module__}
 found = ledger.parked(spark, "login", decode="text").orderBy("offset").collect()
 said["parked"] = [[row.offset, row.value_text] for row in found]
@@ -262,13 +288,9 @@ print(json.dumps(said))
 """
 
 
-@pytest.mark.timeout(600)
-def test_a_connect_session_reads_dataframes_and_nothing_else(rows, database, kafka, tmp_path):
-    """The ledger is read by the server's own tasks; pipelines are refused in a sentence (E1)."""
-    rows.park(b"k", ("users", 0, 2**62), Failed(), value=b"hello")
-    rows.park(b"k", ("users", 0, 2**62 + 1))
-    rows.commit()
-    (tmp_path / "client.py").write_text(CONNECT)
+@pytest.fixture
+def connect_server(database, kafka, tmp_path) -> Iterator[tuple[int, dict[str, str]]]:
+    """The port of a Connect server, and the environment that it and its clients have."""
     services = {"SIDELINE_KAFKA": kafka, "SIDELINE_DATABASE": database}
     more = {"PYSPARK_PYTHON": sys.executable, "JAVA_HOME": str(spark_home())}
     # As a server of a few tasks would be set up; Spark's defaults are for many.
@@ -276,15 +298,50 @@ def test_a_connect_session_reads_dataframes_and_nothing_else(rows, database, kaf
     quick["spark.driver.extraJavaOptions"] = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
     lines = [f"{name} {value}\n" for name, value in quick.items()]
     (tmp_path / "spark-defaults.conf").write_text("".join(lines))
-    more["SPARK_CONF_DIR"] = str(tmp_path)
+    more |= {"SPARK_CONF_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}
+    env = os.environ | services | more
+    (tmp_path / "server.py").write_text(SERVER)
+    log = tmp_path / "server.log"
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            [sys.executable, str(tmp_path / "server.py")],
+            cwd=tmp_path,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as server,
+    ):
+        assert server.stdin is not None
+        assert server.stdout is not None
+        try:
+            # Spark's launcher may say something first.
+            port = next((line for line in server.stdout if line.strip().isdigit()), None)
+            assert port is not None, log.read_text()
+            yield int(port), env
+        finally:
+            server.stdin.close()
+            # Shown where the test fails.
+            sys.stderr.write(log.read_text())
+
+
+def test_a_connect_session_reads_dataframes_and_nothing_else(rows, connect_server, tmp_path):
+    """The ledger is read by the server's own tasks; pipelines are refused in a sentence (E1)."""
+    rows.park(b"k", ("users", 0, 2**62), Failed(), value=b"hello")
+    rows.park(b"k", ("users", 0, 2**62 + 1))
+    rows.commit()
+    (tmp_path / "client.py").write_text(CONNECT)
+    port, env = connect_server
 
     ended = subprocess.run(
-        [sys.executable, str(tmp_path / "client.py")],
+        [sys.executable, str(tmp_path / "client.py"), str(port)],
         cwd=tmp_path,
-        env=os.environ | services | more | {"TMPDIR": str(tmp_path)},
+        env=env,
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=180,
         check=False,
     )
 
