@@ -150,3 +150,57 @@ def test_the_launcher_needs_nothing_of_ours():
         check=True,
     )
     assert said.stdout == "--log x\n"
+
+
+# The command, and a child of it that does the work and says so.
+_WORK = """
+sh -c 'echo $$ > pid; mv pid begun; while [ ! -e go ]; do sleep 0.02; done; echo done > done' &
+wait
+"""
+# Interrupts are not ignored, as they are where the tests run in the background.
+_FINISH = """
+import os, pathlib, signal, sys
+from sideline.stack import processes
+signal.signal(signal.SIGINT, signal.default_int_handler)
+command = ["/bin/sh", "-c", sys.argv[1]]
+processes.finish(command, environ=os.environ, directory=pathlib.Path.cwd())
+"""
+
+
+@pytest.fixture
+def finishing(tmp_path):
+    """Somebody who sees a command through to its end, in the midst of it."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _FINISH, _WORK],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_for((tmp_path / "begun").exists, what="the command under way")
+        yield process
+        (tmp_path / "go").touch()
+
+
+def test_an_interrupt_waits_for_what_a_command_has_begun(tmp_path, finishing):
+    """Killed, a command would leave its children behind, at work in a directory given up (E2)."""
+    finishing.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        # Not a wait for the work: it goes on until it is told to end.
+        finishing.communicate(timeout=0.5)
+    (tmp_path / "go").touch()
+    _, said = finishing.communicate(timeout=60)
+    assert "KeyboardInterrupt" in said
+    assert (tmp_path / "done").exists()
+
+
+def test_a_second_interrupt_ends_the_command_and_its_children(tmp_path, finishing):
+    """Whoever does not want to wait does not have to, and nothing runs on (E2)."""
+    finishing.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        finishing.communicate(timeout=0.5)
+    finishing.send_signal(signal.SIGINT)
+    _, said = finishing.communicate(timeout=60)
+    assert "KeyboardInterrupt" in said
+    child = int((tmp_path / "begun").read_text())
+    wait_for(lambda: processes.started(child) is None, what="the end of the child")
+    assert not (tmp_path / "done").exists()

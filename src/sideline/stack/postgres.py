@@ -14,7 +14,6 @@ import secrets
 import shutil
 import signal
 import stat
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -202,22 +201,15 @@ def _initdb(directory: Path, data: Path, user: User | None) -> None:
         *("--builtin-locale", "C.UTF-8"),
         "--no-instructions",
     ]
-    answer = subprocess.run(
-        processes.launched(command, log=None, user=user),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=_environ(),
-        cwd=directory,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    secret.unlink()
-    if answer.returncode != 0:
+    try:
+        # It starts servers that would outlive it for a moment, in a directory that is given up.
+        code, said = processes.finish(command, environ=_environ(), directory=directory, user=user)
+    finally:
+        secret.unlink()
+    if code != 0:
         with faults.explained("write to", directory):
-            log.write_text(answer.stdout)
-        raise faults.ended("PostgreSQL's initdb", answer.stdout, log)
+            log.write_text(said)
+        raise faults.ended("PostgreSQL's initdb", said, log)
 
 
 def _environ() -> dict[str, str]:

@@ -104,6 +104,45 @@ def spawn(
     return Identity(pid, started(pid) or "ended")
 
 
+def finish(
+    command: Sequence[str | Path],
+    *,
+    environ: Mapping[str, str],
+    directory: Path,
+    user: User | None = None,
+) -> tuple[int, str]:
+    """Run ``command`` to its end, also when we are interrupted; its exit code and what it said.
+
+    For commands that start others: killed in the middle they would leave those behind. In a session
+    of its own, so that a terminal's Ctrl-C reaches us alone; a second one ends them all.
+    """
+    with subprocess.Popen(
+        launched(command, log=None, user=user),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=dict(environ),
+        cwd=directory,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            said, _ = process.communicate()
+        except BaseException:
+            _see_out(process)
+            raise
+    return process.returncode, said
+
+
+def _see_out(process: subprocess.Popen[str]) -> None:
+    try:
+        process.communicate()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
 def end(process: Identity, *, how: signal.Signals, within_seconds: float) -> bool:
     """Ask the process to end, kill it when the time is over; whether it ended when asked."""
     if not send(process, how):
