@@ -13,6 +13,7 @@ from sideline import DeadLetter, Event, Pipeline
 from sideline.errors import KafkaUnreachableError, NotFoundError, RefusedError
 from sideline.homes.setbacks import Setter
 from sideline.slices import Failure, Handled
+from sideline.topics import room
 from sideline.topics.room import USUAL_BYTES, Rooms
 
 TOPIC = "users.login.dlq"
@@ -33,14 +34,19 @@ def future(answer):
     return done
 
 
-def rooms_of(topic=OPEN, config=None):
-    """Rooms that ask an admin client with these answers."""
-    rooms = Rooms({})
+def client(topic=OPEN, config=None):
+    """An admin client with these answers."""
     config = {"max.message.bytes": SimpleNamespace(value="77")} if config is None else config
-    rooms._admin = SimpleNamespace(
+    return SimpleNamespace(
         describe_topics=lambda wanted, **_: {TOPIC: future(topic)},
         describe_configs=lambda wanted, **_: {wanted[0]: future(config)},
     )
+
+
+def rooms_of(topic=OPEN, config=None):
+    """Rooms that ask an admin client with these answers."""
+    rooms = Rooms({})
+    rooms._admin = client(topic, config)
     return rooms
 
 
@@ -69,6 +75,42 @@ def test_a_topic_that_takes_nothing_is_said(topic, error, says):
     with pytest.raises(error, match=f"{TOPIC}.* {says}" if error is not KafkaUnreachableError
                        else f"{says}.*{TOPIC}"):  # fmt: skip
         rooms_of(topic).of(TOPIC)
+
+
+def test_what_a_topic_took_is_believed_while_nobody_answers(monkeypatch):
+    """Asked for again, in short, by a new client; after a while nothing is known any more (P4)."""
+    now = 1_000.0
+    asked = []
+    monkeypatch.setattr(room.time, "monotonic", lambda: now)
+    monkeypatch.setattr(room, "AdminClient", lambda _: asked.append(now) or client(AWAY))
+    rooms = rooms_of()
+    assert rooms.of(TOPIC) == (77, 2)
+    rooms._admin = client(AWAY)
+    now += room.FRESH_SECONDS
+    assert rooms.of(TOPIC) == (77, 2)
+    # Nobody waits for an answer once a slice.
+    assert rooms.of(TOPIC) == (77, 2)
+    assert asked == []
+    now += room.FRESH_SECONDS
+    assert rooms.of(TOPIC) == (77, 2)
+    assert asked == [now]
+    now = 1_000.0 + room.KNOWN_SECONDS
+    with pytest.raises(KafkaUnreachableError):
+        rooms.of(TOPIC)
+    rooms._admin = client(MISSING)
+    with pytest.raises(NotFoundError):
+        rooms.of(TOPIC)
+
+
+def test_what_a_topic_took_is_not_believed_against_the_brokers_word(monkeypatch):
+    """One that is gone, or closed to us, is so at once when Kafka says it (F7)."""
+    monkeypatch.setattr(room, "FRESH_SECONDS", 0.0)
+    rooms = rooms_of()
+    assert rooms.of(TOPIC) == (77, 2)
+    for answer, error in [(MISSING, NotFoundError), (REFUSED, RefusedError)]:
+        rooms._admin = client(answer)
+        with pytest.raises(error):
+            rooms.of(TOPIC)
 
 
 def test_an_event_waits_while_its_copy_may_not_be_written():

@@ -16,6 +16,10 @@ from sideline.errors import KafkaUnreachableError, NotFoundError, RefusedError
 ANSWER_SECONDS = 5.0
 # What was found out is believed for so long; what was missing is asked for again at once.
 FRESH_SECONDS = 10.0
+# Longer while nobody answers: a broker that is replaced does not change what a topic takes, and
+# whoever waited for its successor here would wait once more where the records go.
+KNOWN_SECONDS = 60.0
+AGAIN_SECONDS = 1.0
 # Kafka's default, for brokers that do not tell.
 USUAL_BYTES = 1_048_588
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}  # noqa: SLF001
@@ -28,6 +32,7 @@ class Rooms:
         self._kafka = dict(kafka)
         self._admin: AdminClient | None = None
         self._known: dict[str, tuple[float, tuple[int, int]]] = {}
+        self._silent_until = 0.0
 
     def __call__(self, topic: str) -> int:
         """The most bytes; raises where there is no such topic, or nobody may write to it."""
@@ -35,25 +40,37 @@ class Rooms:
 
     def of(self, topic: str) -> tuple[int, int]:
         """The most bytes of a record, and how many partitions there are; raises like the above."""
-        at, room = self._known.get(topic, (-FRESH_SECONDS, (0, 0)))
+        at, room = self._known.get(topic, (-KNOWN_SECONDS, (0, 0)))
         now = time.monotonic()
-        if now - at < FRESH_SECONDS:
+        known = now - at < KNOWN_SECONDS
+        if now - at < FRESH_SECONDS or (known and now < self._silent_until):
             return room
-        if self._admin is None:
-            self._admin = AdminClient({**self._kafka, "log_level": 0})
-        partitions = self._partitions(self._admin, topic)
-        room = self._most_bytes(self._admin, topic), partitions
+        try:
+            room = self._ask(topic, AGAIN_SECONDS if known else ANSWER_SECONDS)
+        except KafkaUnreachableError:
+            # Clients remember for long who answered them last; a new one asks around.
+            self._admin = None
+            if not known:
+                raise
+            self._silent_until = time.monotonic() + FRESH_SECONDS
+            return room
         self._known[topic] = now, room
         return room
 
-    def _partitions(self, admin: AdminClient, topic: str) -> int:
+    def _ask(self, topic: str, seconds: float) -> tuple[int, int]:
+        if self._admin is None:
+            self._admin = AdminClient({**self._kafka, "log_level": 0})
+        partitions = self._partitions(self._admin, topic, seconds)
+        return self._most_bytes(self._admin, topic, seconds), partitions
+
+    def _partitions(self, admin: AdminClient, topic: str, seconds: float) -> int:
         futures = admin.describe_topics(
             TopicCollection([topic]),
             include_authorized_operations=True,
-            request_timeout=ANSWER_SECONDS,
+            request_timeout=seconds,
         )
         try:
-            found = futures[topic].result(ANSWER_SECONDS + 1)
+            found = futures[topic].result(seconds + 1)
         except KafkaException as error:
             raise _translated(error, topic) from error
         except TimeoutError as error:
@@ -63,11 +80,11 @@ class Rooms:
             raise _forbidden(topic)
         return len(found.partitions)
 
-    def _most_bytes(self, admin: AdminClient, topic: str) -> int:
+    def _most_bytes(self, admin: AdminClient, topic: str, seconds: float) -> int:
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-        futures = admin.describe_configs([resource], request_timeout=ANSWER_SECONDS)
+        futures = admin.describe_configs([resource], request_timeout=seconds)
         try:
-            found = futures[resource].result(ANSWER_SECONDS + 1)
+            found = futures[resource].result(seconds + 1)
         except KafkaException as error:
             if error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 return USUAL_BYTES
