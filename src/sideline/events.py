@@ -20,8 +20,6 @@ class Delivery(NamedTuple):
     """What ``@pipeline.setup`` returned in this worker."""
     lease: tuple[int, ...] = ()
     """Grows with every change of owner: a fencing token for outside systems."""
-    origin: str | None = None
-    """The id of the first delivery, for a retried or replayed copy."""
     replayed: bool = False
     """Whether it waited in the ledger, and somebody released it."""
 
@@ -48,7 +46,7 @@ class Event(Struct, frozen=True, gc=False):
     @property
     def id(self) -> str:
         """``topic/partition/offset`` of the origin: the same in every retry and replay."""
-        return self.delivery.origin or f"{self.topic}/{self.partition}/{self.offset}"
+        return f"{self.topic}/{self.partition}/{self.offset}"
 
     @property
     def timestamp(self) -> datetime | None:

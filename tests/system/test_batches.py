@@ -164,11 +164,14 @@ def test_what_the_query_made_of_an_event_is_its_row(streams, topics, kafka, data
         row = {"topic": event.topic, "partition": event.partition, "number": event.offset}
         names = {"key": event.header("n").decode(), "value": event.row["person"]["name"]}
         assert event.timestamp is not None
+        assert event.row["select 1st"] == event.timestamp_ms
         return Insert("applied", row | names)
 
     def parse(frame):
         person = F.from_json(F.col("value").cast("string"), "name string, wanted boolean")
-        return frame.withColumn("person", person).where("person.wanted")
+        odd = F.unix_millis("timestamp")
+        parsed = frame.withColumn("person", person).withColumn("select 1st", odd)
+        return parsed.where("person.wanted")
 
     streams.run(flow, topic, change=parse, includeHeaders="true")
     found = applied(database)
@@ -177,6 +180,17 @@ def test_what_the_query_made_of_an_event_is_its_row(streams, topics, kafka, data
     ]
     assert counted(database, "rows") == 10
     assert sum(progress(database, "rows").values()) == 20
+
+
+def test_tasks_that_read_several_partitions_keep_them_apart(streams, topics, kafka, database):
+    """Where a query has fewer tasks than partitions, each event is still in its own (C1, C3)."""
+    users, orders = topics(partitions=3), topics(partitions=1)
+    places = publish(kafka, users, numbered(300)) + publish(kafka, orders, numbered(50))
+    flow = recorder("few", [users, orders])
+    streams.run(flow, f"{users},{orders}", change=lambda df: df.coalesce(2))
+    assert not faults(applied(database), places)
+    assert counted(database, "few") == len(places)
+    assert sum(progress(database, "few").values()) == len(places)
 
 
 def test_header_names_that_are_no_text_come_back_as_they_came(

@@ -192,7 +192,8 @@ def test_a_batch_that_is_changed_on_its_way_is_seen_too():
 def test_a_join_may_make_several_rows_of_an_event(kind, join, expected):
     """Then the rows are looked at before any of them is applied (C3)."""
     plan = node(kind, [], SOURCE, joinType=Java("JoinType", toString=join))
-    assert any(map(batch._multiplies, batch._nodes(plan))) is expected
+    found = [batch._multiplies(name, each) for name, each in batch._named(plan)]
+    assert any(found) is expected
 
 
 def query(kind: str = "MicroBatchExecution", trigger: str = "ProcessingTimeTrigger") -> Query:

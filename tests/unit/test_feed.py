@@ -5,8 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from sideline.engine import feeding
 from sideline.engine.feed import Feed
-from sideline.engine.lease import Partition, Share
+from sideline.engine.lease import Lease, Partition, Share
 from sideline.errors import RefusedError
 
 USERS = Partition("users", 0)
@@ -138,6 +139,51 @@ def test_partitions_of_one_task_are_kept_apart():
     reader.fill(0)
     assert offsets(reader) == [5, 6, 7]
     assert offsets(reader, OTHERS) == [2, 3]
+
+
+def test_rows_of_a_single_partition_need_not_name_it():
+    """What the lease says of them is enough, and the same rows are refused (C1, F13)."""
+    unnamed = rows((0, 5), (0, 6), (0, 8)).drop_columns(["topic", "partition"])
+    reader = Feed([unnamed], [Share("users", 0, 100, ahead=False)])
+    reader.own(USERS, 6)
+    reader.fill(0)
+    reader.fill(0)
+    assert [event.id for event in reader.span(USERS).events] == ["users/0/6", "users/0/8"]
+    assert {event.row for event in reader.span(USERS).events} == {None}
+
+    backwards = rows((0, 2), (0, 1)).drop_columns(["topic", "partition"])
+    reader = Feed([backwards], [Share("users", 0, 100, ahead=False)])
+    reader.own(USERS, 0)
+    with pytest.raises(RefusedError, match="event users/0/1 behind 2"):
+        _read_all(reader)
+
+
+def test_rows_that_go_with_care_need_not_name_their_partition(tmp_path):
+    """What the keeper's workers read from a file are the same events (F13)."""
+    share = Share("users", 0, 7, ahead=False, care=True, start=5)
+    lease = Lease("users", 1, 1, (share,), ends_at=0.0, fed=True)
+    batches = [rows((0, 1), (0, 2)), rows((0, 4), (0, 5), (0, 6)), rows((0, 7), (0, 8))]
+    file = tmp_path / "rows"
+    with file.open("wb") as written:
+        unnamed = (batch.drop_columns(["topic", "partition"]) for batch in batches)
+        feeding._write(unnamed, lease, written)
+    with pa.OSFile(str(file), "rb") as kept:
+        found = list(pa.ipc.open_stream(kept))
+    assert [batch.num_rows for batch in found] == [3]
+    reader = Feed(found, lease.shares)
+    reader.own(USERS, 5)
+    reader.fill(0)
+    reader.fill(0)
+    assert offsets(reader) == [5, 6]
+
+
+def test_rows_of_several_partitions_have_to_name_theirs():
+    """Nobody guesses where an event belongs (C1)."""
+    reader = feed(rows((0, 5), (0, 6)).drop_columns(["topic", "partition"]))
+    reader.own(USERS, 0)
+    with pytest.raises(KeyError, match="topic"):
+        reader.fill(0)
+    assert not offsets(reader)
 
 
 def _read_all(reader: Feed) -> None:

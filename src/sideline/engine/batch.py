@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import orjson
@@ -66,6 +66,11 @@ class Batch:
     ends: Mapping[Partition, int]
     may_multiply: bool = False
     """Whether an event may have several rows, as far as the plan says."""
+
+    @property
+    def mixed(self) -> bool:
+        """Whether a task reads several partitions: then its rows have to name theirs."""
+        return any(len(task) > 1 for task in self.tasks)
 
 
 class Query:
@@ -127,7 +132,7 @@ class Query:
     def may_multiply(self, frame: DataFrame) -> bool:
         """Whether only the rows can tell that each event is one of them."""
         plans = (self._plan(), frame._jdf.queryExecution().analyzed())  # noqa: SLF001
-        return any(_multiplies(node) for plan in plans for node in _nodes(plan))
+        return any(_multiplies(name, node) for plan in plans for name, node in _named(plan))
 
     def positions(self) -> tuple[dict[Partition, int], dict[Partition, int]]:
         """Where the batch starts and ends in every partition that the query reads."""
@@ -143,11 +148,9 @@ class Query:
         return starts, ends
 
     def _relations(self) -> Iterator[Any]:
-        plan = self._plan()
-        _check_rows(plan)
-        for node in _nodes(plan):
-            if _name(node).endswith(SOURCE):
-                yield node
+        nodes = _named(self._plan())
+        _check_rows(name for name, _ in nodes)
+        return (node for name, node in nodes if name.endswith(SOURCE))
 
     def _plan(self) -> Any:  # noqa: ANN401 - the JVM's
         return self._execution.lastExecution().logical()
@@ -161,7 +164,7 @@ def look(frame: DataFrame, query: Query) -> Batch:
     check_columns(frame)
     starts, ends = query.positions()
     plan = frame._jdf.queryExecution()  # noqa: SLF001 - the JVM's side has no public name
-    _check_rows(plan.analyzed())
+    _check_rows(name for name, _ in _named(plan.analyzed()))
     tasks = tuple(map(tuple, _tasks(plan.toRdd())))
     seen: set[Partition] = set()
     for one in (one for task in tasks for one in task):
@@ -250,9 +253,10 @@ def _source(rdd: Any) -> list[list[Range]]:  # noqa: ANN401 - the JVM's
         chosen = part.inputPartition() if "DataSourceRDDPartition" in _name(part) else None
         if chosen is None or not chosen.isDefined():
             _refuse("the batch has rows that do not come from Kafka.", _ONLY_KAFKA)
-        if not _name(chosen.get()).endswith("KafkaBatchInputPartition"):
+        given = chosen.get()
+        if not _name(given).endswith("KafkaBatchInputPartition"):
             _refuse("the batch has rows that do not come from Kafka.", _ONLY_KAFKA)
-        offsets = chosen.get().offsetRange()
+        offsets = given.offsetRange()
         spot = offsets.topicPartition()
         partition = Partition(spot.topic(), spot.partition())
         tasks.append([Range(partition, offsets.fromOffset(), offsets.untilOffset())])
@@ -273,13 +277,15 @@ def _check_options(options: Any) -> None:  # noqa: ANN401 - a Java map
         )
 
 
-def _check_rows(plan: Any) -> None:  # noqa: ANN401 - the JVM's
-    if any(_name(node).endswith(("logical.Generate", "logical.Expand")) for node in _nodes(plan)):
+def _check_rows(names: Iterable[str]) -> None:
+    """Refuse a plan with such nodes."""
+    kinds = list(names)
+    if any(kind.endswith(("logical.Generate", "logical.Expand")) for kind in kinds):
         _refuse(
             "the query makes several rows of an event (explode, unpivot, or alike).",
             "An event is one row: take it apart in the handler.",
         )
-    if any(_name(node).endswith("logical.Sort") for node in _nodes(plan)):
+    if any(kind.endswith("logical.Sort") for kind in kinds):
         _refuse(
             "the query sorts its rows (sortWithinPartitions, orderBy), so that events come in\n"
             "another order than Kafka's.",
@@ -342,8 +348,7 @@ def _renamed(expressions: list[Any], origins: Mapping[int, str]) -> dict[int, st
     return found
 
 
-def _multiplies(node: Any) -> bool:  # noqa: ANN401 - the JVM's
-    kind = _name(node)
+def _multiplies(kind: str, node: Any) -> bool:  # noqa: ANN401 - the JVM's
     if not kind.endswith("Join"):
         return False
     return not (
@@ -360,10 +365,10 @@ def _offsets(offset: Any) -> dict[Partition, int]:  # noqa: ANN401 - the JVM's
     }
 
 
-def _nodes(plan: Any) -> Iterator[Any]:  # noqa: ANN401 - the JVM's
-    yield plan
-    for child in _items(plan.children()):
-        yield from _nodes(child)
+def _named(plan: Any) -> list[tuple[str, Any]]:  # noqa: ANN401 - the JVM's
+    """All nodes of a plan with the names of their classes: each costs calls into the JVM."""
+    below = [pair for child in _items(plan.children()) for pair in _named(child)]
+    return [(_name(plan), plan), *below]
 
 
 def _items(sequence: Any) -> list[Any]:  # noqa: ANN401 - a Scala collection

@@ -363,7 +363,7 @@ class Door:
                 if isinstance(step, float):
                     self._sleep(min(step, MOST_WAIT_SECONDS))
                 else:
-                    self._run(frame, step)
+                    self._run(frame, step, named=batch.mixed)
             reach("batch-committed")
 
     def end(self) -> None:
@@ -380,10 +380,10 @@ class Door:
         """Whether it still keeps the place."""
         return self._running.is_alive
 
-    def _run(self, frame: DataFrame, leases: dict[int, Lease]) -> None:
+    def _run(self, frame: DataFrame, leases: dict[int, Lease], *, named: bool) -> None:
         job = self._ask(partial(self._driver.job, leases))
         try:
-            job.reports = feeding.collect(frame, self._running.jobs.task, leases)
+            job.reports = feeding.collect(frame, self._running.jobs.task, leases, named=named)
         except Exception as error:
             if not any(words in str(error) for words in CRASHES) or not self.query.is_active:
                 raise

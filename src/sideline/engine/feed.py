@@ -3,7 +3,9 @@
 A lease that is *fed* reads nothing itself. The driver said which offsets are meant (the bounds of
 the lease's shares); Spark's rows, in Arrow batches, say what is there. Whoever makes such a lease:
 
-- gives every row `COLUMNS`, `headers` if wanted, and any other columns for ``event.row``;
+- gives every row `COLUMNS`, `headers` if wanted, and any other columns for ``event.row``; without
+  `PLACE` where a task reads one partition and no other: two columns of six, and what they cost in
+  the JVM;
 - keeps the rows of a partition in one task, in the order of their offsets, one row an event;
 - calls `Worker.work(lease, attempt, feed)` with ``Lease(fed=True)`` and ``ahead=False`` shares;
 - takes `PartitionReport.spent` as "every row before the share's bound is done", and only once the
@@ -17,7 +19,7 @@ feed cannot tell them apart, and progress passes over both.
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from itertools import repeat
 from typing import Any, Final
 
@@ -31,6 +33,8 @@ from sideline.events import ALONE, Event, Headers
 
 # What every row has; the timestamp in milliseconds since 1970.
 COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value")
+# Those of them that rows may go without where a lease has a single partition.
+PLACE: Final = ("topic", "partition")
 HEADERS: Final = "headers"
 # Events of partitions that have to wait are kept, up to this size; then everybody waits.
 MOST_HIDDEN_BYTES = 64 * 1024 * 1024
@@ -59,6 +63,7 @@ class Feed(Reader):
     def __init__(self, batches: Iterable[pa.RecordBatch], shares: Iterable[Share]) -> None:
         self._batches: Iterator[pa.RecordBatch] = iter(batches)
         self._streams = {share.of: Stream(share) for share in shares}
+        self._sole = only(self._streams)
         self._dry = False
         self.delivery = ALONE
         self.fault = None
@@ -145,7 +150,7 @@ class Feed(Reader):
     def _pull(self) -> int:
         for batch in self._batches:
             if batch.num_rows:
-                for partition, start, end in runs(batch):
+                for partition, start, end in runs(batch, self._sole):
                     self._keep(partition, batch.slice(start, end - start))
                 return int(batch.num_rows)
         self._dry = True
@@ -199,8 +204,21 @@ def _give(stream: Stream, event: Event | None) -> None:
         stream.span.end = event.offset + 1
 
 
-def runs(batch: pa.RecordBatch) -> Iterator[tuple[Partition, int, int]]:
-    """A batch cut where the partition changes: mostly it does not."""
+def only(partitions: Collection[Partition]) -> Partition | None:
+    """The partition of rows that do not name theirs."""
+    return next(iter(partitions)) if len(partitions) == 1 else None
+
+
+def runs(
+    batch: pa.RecordBatch, sole: Partition | None = None
+) -> Iterator[tuple[Partition, int, int]]:
+    """A batch cut where the partition changes: mostly it does not.
+
+    Rows that do not name their partition are all of the ``sole`` one that is read.
+    """
+    if sole is not None and not {*PLACE} & {*batch.schema.names}:
+        yield sole, 0, batch.num_rows
+        return
     topics, numbers = batch.column("topic"), batch.column("partition").to_numpy()
     names = topics.unique()
     if len(names) == 1 and numbers.min() == numbers.max():

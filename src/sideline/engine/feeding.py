@@ -14,9 +14,8 @@ import orjson
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-from sideline.engine.feed import COLUMNS, HEADERS, Feed, check_order, runs
+from sideline.engine.feed import COLUMNS, HEADERS, PLACE, Feed, check_order, only, runs
 from sideline.engine.holding import FED_SECONDS
 from sideline.engine.lease import Lease, Partition, Report, failure_of
 from sideline.engine.task import Task
@@ -78,14 +77,19 @@ class Feeding:
             Path(name).unlink()
 
 
-def collect(frame: DataFrame, task: Task, leases: Mapping[int, Lease]) -> list[Report]:
-    """Run a batch as one Spark job; ``leases`` by the number of the Spark partition."""
+def collect(
+    frame: DataFrame, task: Task, leases: Mapping[int, Lease], *, named: bool
+) -> list[Report]:
+    """Run a batch as one Spark job; ``leases`` by the number of the Spark partition.
+
+    ``named``: a task may read several partitions, so that each row has to name its own.
+    """
     feeding = Feeding(task, leases)
 
     def feed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return feeding(batches)
 
-    rows = chosen(frame).mapInArrow(feed, REPORT).collect()
+    rows = chosen(frame, named=named).mapInArrow(feed, REPORT).collect()
     return [Report.from_dict(orjson.loads(row.report)) for row in rows]
 
 
@@ -113,12 +117,19 @@ def _faults(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"message": [one.message], "hint": [one.hint]})
 
 
-def chosen(frame: DataFrame) -> DataFrame:
-    """The columns that a feed wants, and those for ``event.row``."""
-    first = [F.unix_millis(c).alias(c) if c == "timestamp" else F.col(c) for c in COLUMNS]
-    more = [F.col(HEADERS)] if HEADERS in frame.columns else []
-    more += [F.col(f"`{name.replace('`', '``')}`") for name in further(frame)]
-    return frame.select(*first, *more)
+def chosen(frame: DataFrame, *, named: bool = True) -> DataFrame:
+    """The columns that a feed wants, and those for ``event.row``.
+
+    As SQL: a call each for the JVM, where a column made of functions takes dozens.
+    """
+    wanted = [name for name in COLUMNS if named or name not in PLACE]
+    names = [*wanted, *([HEADERS] if HEADERS in frame.columns else []), *further(frame)]
+    return frame.selectExpr(*map(_expression, names))
+
+
+def _expression(name: str) -> str:
+    quoted = f"`{name.replace('`', '``')}`"
+    return f"unix_millis({quoted}) as {quoted}" if name == "timestamp" else quoted
 
 
 def further(frame: DataFrame) -> list[str]:
@@ -130,10 +141,11 @@ def further(frame: DataFrame) -> list[str]:
 def _write(batches: Iterator[pa.RecordBatch], lease: Lease, file: object) -> None:
     """Keep the rows that the lease may come to."""
     shares = {share.of: share for share in lease.shares}
+    sole = only(shares)
     writer = None
     for batch in batches:
         writer = writer or pa.ipc.new_stream(file, batch.schema)
-        for partition, start, end in runs(batch) if batch.num_rows else ():
+        for partition, start, end in runs(batch, sole) if batch.num_rows else ():
             share = shares.get(partition)
             offsets = batch.column("offset").to_numpy()[start:end]
             beyond = share is not None and share.bound is not None and offsets.min() >= share.bound
