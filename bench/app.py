@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import time
+from pathlib import Path
 from typing import Any
 
 from bench.alone import NO_GUARD
@@ -22,6 +24,10 @@ from sideline import (
 )
 
 given = task()
+
+
+def _place(event: Event) -> int:
+    return event.partition * (given.events // 100 + 1) + event.offset // 100
 
 
 def row(event: Event) -> Upsert:
@@ -112,16 +118,21 @@ retried = Pipeline(
     on_failure=RetryTopics(delays=("1s", "1s", "1s")),
 )
 fails_once = given.options.get("case") == "retry"
-# Of events that are to fail once; the process that gets one again may be another.
-seen: set[str] = set()
+
+
+@retried.setup
+def marks() -> Any:
+    """A byte for each event that is to fail once; another process may get it again."""
+    with Path(given.options["marks"]).open("r+b") as file:
+        return mmap.mmap(file.fileno(), 0)
 
 
 @retried.handler
 def retry(event: Event) -> Upsert:
     """One event of a hundred fails at first."""
     # In this order, so that the stream in which nothing fails pays for the question, too.
-    if event.offset % 100 == 0 and fails_once and event.id not in seen:
-        seen.add(event.id)
+    if event.offset % 100 == 0 and fails_once and not event.context[place := _place(event)]:
+        event.context[place] = 1
         message = "the outside world is broken"
         raise Recoverable(message)
     return row(event)

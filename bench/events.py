@@ -39,15 +39,17 @@ class Topic:
 
     def headers(self, index: int) -> list[tuple[str, bytes]] | None:
         """The message id of the event at ``index``, as text, if it carries one."""
-        if not self.ids:
-            return None
+        return [("message-id", str(self.message_id(index)).encode())] if self.ids else None
+
+    def message_id(self, index: int) -> uuid.UUID:
+        """The id of the message that the event at ``index`` brings."""
         drawn = hashlib.sha256(f"{self.name}{index}".encode()).digest()[:16]
         if self.ids == TIME_ORDERED:
             drawn = (_EPOCH_MS + index // _PER_MS).to_bytes(6, "big") + drawn[6:]
         # By hand: not every Python's uuid knows version 7.
         versioned = bytes([*drawn[:6], drawn[6] & 0x0F | self.ids << 4, drawn[7]])
         varied = bytes([drawn[8] & 0x3F | 0x80, *drawn[9:]])
-        return [("message-id", str(uuid.UUID(bytes=versioned + varied)).encode())]
+        return uuid.UUID(bytes=versioned + varied)
 
     def event(self, index: int) -> tuple[int, bytes, bytes]:
         """Partition, key and value of the event at ``index``; a key stays in one partition."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,14 +59,21 @@ def _one(bench: Bench, topic: Topic, name: str, text: str) -> Run:
         bench.services.fresh_database(USERS) as database,
         _own_topics(bench.services.bootstrap, topic.name),
         bench.narrator.bar(text, topic.events) as done,
+        tempfile.NamedTemporaryFile(prefix="sideline-bench-") as marks,
     ):
+        # So many events of each partition may fail once.
+        marks.truncate(PARTITIONS * (topic.events // 100 + 1))
         task = Task(
             bench.services.bootstrap,
             database,
             topic.name,
             PARTITIONS,
             topic.events,
-            options={"pipeline": "letters" if name == DEAD else "retried", "case": name},
+            options={
+                "pipeline": "letters" if name == DEAD else "retried",
+                "case": name,
+                "marks": marks.name,
+            },
         )
         return contest.drain(bench.services, PEERS["sideline"], task, done)
 
