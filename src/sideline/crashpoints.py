@@ -52,6 +52,7 @@ POINTS = (
     "replay-read",
     "replay-handled",
     "replay-written",
+    "replay-ahead",
     "replay-rejoin",
     "replay-before-commit",
     "replay-after-commit",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import uuid
 
 import psycopg
@@ -10,6 +12,7 @@ from psycopg.pq import TransactionStatus
 
 from sideline import Calls, Event, Insert, Kafka, Pipeline, Skip
 from sideline.clock import SystemClock
+from sideline.engine import replaying
 from sideline.engine.lease import Partition
 from sideline.engine.replaying import Replayer
 from sideline.errors import FencedError
@@ -279,7 +282,26 @@ def came_back(replayer, bench):
     return None if step.operation is None else step.done.applied
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """However quick PostgreSQL is, the next slice is read and handled before it is asked for."""
+    beside = replaying.beside
+    monkeypatch.setattr(
+        replaying, "beside", lambda asks, own: beside(asks, lambda _: own(lambda: True))
+    )
+    monkeypatch.setattr(replaying, "QUICK_SECONDS", 60.0)
+
+
+@pytest.fixture(params=["read", "handled"])
+def ahead(request):
+    """What happens to the next slice while one is applied."""
+    if request.param == "handled":
+        request.getfixturevalue("patient")
+    return request.param
+
+
 @pytest.mark.parametrize("bench", ["postgres", "postgres, at least once"], indirect=True)
+@pytest.mark.usefixtures("ahead")
 def test_a_slice_that_was_read_ahead_is_not_read_again(bench, monkeypatch):
     """While one slice is applied the next one is read; it comes back all the same, once (R2)."""
     park_each(bench, b"abc")
@@ -295,6 +317,7 @@ def test_a_slice_that_was_read_ahead_is_not_read_again(bench, monkeypatch):
 
 
 @pytest.mark.parametrize("state", ["paused", "cancelled"])
+@pytest.mark.usefixtures("ahead")
 def test_what_was_read_ahead_waits_once_nobody_wants_it(bench, state):
     """Whoever pauses or cancels a release waits for no more than the slice in hand (R4)."""
     park_each(bench, b"abc")
@@ -310,6 +333,7 @@ def test_what_was_read_ahead_waits_once_nobody_wants_it(bench, state):
     assert bench.accounts().parked == 0
 
 
+@pytest.mark.usefixtures("ahead")
 def test_an_older_operation_goes_before_what_was_read_ahead(bench):
     """It was paused, and goes on: the younger one waits for it, whatever was read (R4)."""
     park_each(bench, b"abcd")
@@ -325,6 +349,7 @@ def test_an_older_operation_goes_before_what_was_read_ahead(bench):
     assert [came_back(replayer, bench) for _ in range(3)] == [1, 1, None]
 
 
+@pytest.mark.usefixtures("ahead")
 def test_who_came_behind_what_was_read_ahead_is_not_left_there(bench):
     """Its queue was read before the follower came; it goes on, and only then ends (K17)."""
     park_each(bench, b"abc")
@@ -341,6 +366,7 @@ def test_who_came_behind_what_was_read_ahead_is_not_left_there(bench):
     assert bench.query("select count(*) from sideline.queues, sideline.keys") == [(0,)]
 
 
+@pytest.mark.usefixtures("ahead")
 def test_the_loser_brings_back_nothing_that_it_read_ahead(bench):
     """Another owner took the partition in between: it finds everything where it was (K1)."""
     park_each(bench, b"abc")
@@ -352,6 +378,234 @@ def test_the_loser_brings_back_nothing_that_it_read_ahead(bench):
     with pytest.raises(FencedError):
         came_back(replayer, bench)
     assert bench.accounts() == before
+
+
+def handled_by(bench, act=None):
+    """The offsets of which the handler is told from now on, in order."""
+    told, usual = [], bench.act
+
+    def handle(event):
+        told.append(event.offset)
+        return (act or usual)(event)
+
+    bench.act = handle
+    return told
+
+
+@pytest.mark.parametrize("bench", ["postgres"], indirect=True)
+@pytest.mark.usefixtures("patient")
+def test_the_next_slice_is_handled_while_one_is_written_down(bench):
+    """Of quick handlers; each event is handled once, and comes back once (R2)."""
+    park_each(bench, b"abc")
+    operate(bench.database, "login")
+    told = handled_by(bench)
+    replayer = bench.replayer()
+    seen = []
+    for _ in range(3):
+        assert came_back(replayer, bench) == 1
+        seen.append(len(told))
+    assert (seen, told) == ([2, 3, 3], [100, 101, 102])
+    assert came_back(replayer, bench) is None
+    assert (bench.accounts().parked, bench.rows()) == (0, [100, 101])
+
+
+@pytest.mark.parametrize("bench", ["postgres"], indirect=True)
+@pytest.mark.usefixtures("patient")
+def test_what_fails_ahead_is_handled_again(bench):
+    """It has failed only if it does once it is its turn."""
+    park_each(bench, b"ab")
+    operation = operate(bench.database, "login")
+    usual = bench.act
+
+    def act(event):
+        if told == [100, 101]:
+            raise ValueError("too early")
+        return usual(event)
+
+    told = handled_by(bench, act)
+    replayer = bench.replayer()
+    assert [came_back(replayer, bench) for _ in range(3)] == [1, 1, None]
+    assert told == [100, 101, 101]
+    failed = "select sum(failed) from sideline.operation_counts where operation = %s"
+    assert bench.query(failed, (operation,)) == [(0,)]
+
+
+@pytest.mark.parametrize("bench", ["postgres"], indirect=True)
+@pytest.mark.usefixtures("patient")
+def test_behind_a_slice_that_is_refused_everything_is_handled_again(bench, monkeypatch):
+    """What was handled ahead goes with it; nothing is lost and nothing comes twice (R2, C3)."""
+    park_each(bench, b"abc")
+    operate(bench.database, "login")
+    told = handled_by(bench)
+    replayer = bench.replayer()
+
+    def refuse(*_):
+        raise psycopg.errors.DeadlockDetected("not this time")
+
+    monkeypatch.setattr(bench.replays, "commit", refuse)
+    with pytest.raises(psycopg.errors.DeadlockDetected):
+        came_back(replayer, bench)
+    monkeypatch.undo()
+    replayer.undo()
+    assert (bench.accounts().parked, bench.rows()) == (3, [])
+    assert [came_back(replayer, bench) for _ in range(4)] == [1, 1, 1, None]
+    assert told[:2] == [100, 101]
+    assert told[2:] == [100, 101, 102]
+    assert (bench.accounts().parked, bench.rows()) == (0, [100, 101])
+
+
+def accident(bench, replayer, chance, keys):
+    """Something that may happen between two slices, or to one of them."""
+    kind = chance.choice(["follower", "refused", "fails", "undo", "pause", "none", "none"])
+    if kind == "follower":
+        at, key = bench.held.next_offset, chance.choice(keys)
+        (((waits,),),) = (bench.query("select count(*) from sideline.keys where key = %s", (key,)),)
+        handled = bench.handled(at, [at], keys=key)
+        if waits:
+            handled = handled._replace(effects=[()], parked={0: None})
+        bench.home.commit(bench.held, handled, Aside(kafka={key} if waits else set()))
+    elif kind == "refused":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bench.replays, "commit", lambda *_: 1 / 0)
+            with contextlib.suppress(ZeroDivisionError):
+                replayer.step(bench.held, None, ALONE, limit=chance.randint(1, 4))
+        replayer.undo()
+    elif kind == "fails":
+        bench.broken = not bench.broken
+        replayer.forget()
+    elif kind == "undo":
+        replayer.undo()
+    elif kind == "pause":
+        turn = "update sideline.operations set state = %s where state = %s returning id"
+        bench.query(turn, ("paused", "running"))
+        replayer.step(bench.held, None, ALONE, limit=2)
+        bench.query(turn, ("running", "paused"))
+
+
+@pytest.mark.parametrize("bench", ["postgres"], indirect=True)
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_happens_in_between_everything_comes_back_once(bench, seed):
+    """In the order of its key, with books that balance (C1, C3, R2, R3)."""
+    chance = random.Random(seed)
+    keys = [bytes([number]) for number in range(97, 121)]
+    park_each(bench, b"".join(keys))
+    bench.broken = False
+    used = []
+
+    def act(event):
+        if bench.broken and event.offset in range(100, 124, 5):
+            raise ValueError("bad")
+        return (Insert("users", {"number": event.offset}),)
+
+    bench.act = act
+    replayer = bench.replayer()
+    usual = replayer._release
+
+    def release(*args, **options):
+        used.append(options.get("prepared") is not None)
+        return usual(*args, **options)
+
+    replayer._release = release
+    operate(bench.database, "login", stop_at=1)
+    for _ in range(30):
+        step = replayer.step(bench.held, None, ALONE, limit=chance.randint(1, 4))
+        if step.operation is None:
+            replayer.finish()
+            operate(bench.database, "login", stop_at=1)
+        accident(bench, replayer, chance, keys)
+    bench.broken = False
+    replayer.forget()
+    for _ in range(2):
+        while replayer.step(bench.held, None, ALONE, limit=4).operation is not None:
+            pass
+        replayer.finish()
+        operate(bench.database, "login", stop_at=1)
+    assert any(used), "nothing was handled ahead"
+    row = bench.accounts()
+    assert (row.parked, row.applied) == (0, row.consumed)
+    numbers = [number for (number,) in bench.query("select number from users order by ctid")]
+    assert sorted(numbers) == list(range(100, row.next_offset))
+    of = dict(bench.query('select "offset", queue from sideline.resolved'))
+    for queue in set(of.values()):
+        mine = [number for number in numbers if of.get(number) == queue]
+        assert mine == sorted(mine)
+
+
+@pytest.mark.parametrize("bench", ["postgres"], indirect=True)
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("why", ["slow", "rate", "no next one"])
+def test_a_handler_is_not_called_for_nothing(bench, monkeypatch, why):
+    """Slow ones may ask others; with a rate, or at a lease's end, the next slice is not now."""
+    park_each(bench, b"abc")
+    operate(bench.database, "login")
+    told = handled_by(bench)
+    if why == "slow":
+        monkeypatch.setattr(replaying, "QUICK_SECONDS", 0.0)
+    elif why == "rate":
+        bench.pipeline.rate = 1_000.0
+    replayer = bench.replayer()
+    onward = why != "no next one"
+    assert replayer.step(bench.held, None, ALONE, limit=1, onward=onward).done.applied == 1
+    assert told == [100]
+    assert [came_back(replayer, bench) for _ in range(3)] == [1, 1, None]
+    assert told == [100, 101, 102]
+
+
+def park_at_once(bench, count):
+    """Events of as many keys fail, with others in between: it is not a flood."""
+    offsets = range(100, 100 + count)
+    handled = bench.handled(100, offsets, keys=bytes(range(count)))
+    parked = {
+        place: Failure(event, "handler", ValueError("bad"))
+        for place, event in enumerate(handled.events)
+        if place % 50
+    }
+    handled = handled._replace(effects=[()] * count, parked=parked)
+    bench.home.commit(bench.held, handled, Aside())
+
+
+@pytest.mark.parametrize("bench", ["postgres"], indirect=True)
+def test_a_release_grows_also_with_what_was_read_ahead(bench, monkeypatch):
+    """What fails again is noticed before much of it has failed (R2)."""
+    monkeypatch.setattr(replaying, "AHEAD_EVENTS", 1)
+    park_at_once(bench, 200)
+    operate(bench.database, "login")
+    replayer = bench.replayer()
+    step = replayer.step(bench.held, None, ALONE, limit=1_000)
+    assert step.tried == 64
+    # As if the others had stayed behind one that failed.
+    bench.query("update sideline.operation_counts set applied = 20 returning 1")
+    step = replayer.step(bench.held, None, ALONE, limit=1_000)
+    assert step.tried == 80
+    step = replayer.step(bench.held, None, ALONE, limit=1_000)
+    assert step.tried == 52
+    assert bench.accounts().parked == 0
+
+
+def test_no_more_items_are_looked_at_than_a_slice_may_have(bench, monkeypatch):
+    """There may be a million of them; whoever takes over goes on at the same pace."""
+    park_each(bench, b"abc")
+    operate(bench.database, "login")
+    items, limits = bench.replays.items, []
+
+    def looked(held, limit, excluded):
+        limits.append(limit)
+        return items(held, limit, excluded)
+
+    monkeypatch.setattr(bench.replays, "items", looked)
+    assert bench.replayer().step(bench.held, None, ALONE, limit=1_000).tried == 3
+    assert limits == [64]
+    park_each(bench, b"de")
+    operate(bench.database, "login")
+    bench.query(
+        "insert into sideline.operation_counts (operation, topic, partition, applied, failed,"
+        " discarded, restored) select max(id), %s, 0, 100, 0, 0, 0 from sideline.operations"
+        " returning 1",
+        (bench.source,),
+    )
+    assert bench.replayer().step(bench.held, None, ALONE, limit=1_000).operation is not None
+    assert limits == [64, 64, 400]
 
 
 def test_the_loser_brings_nothing_back(bench):

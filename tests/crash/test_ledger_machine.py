@@ -138,6 +138,10 @@ class LedgerMachine(Stage):
         crash.disarm()
         if survived or self._progress(partition) == end:
             self.model.commit(partition, end)
+        elif self._is_shared() and not self.model.shared:
+            # That keys live in several partitions is written down before the slice is done anew.
+            assert self.model.meets_a_key_elsewhere(partition, end)
+            self.model.shared = True
         worker.pending.clear()
         if restart:
             self.replace(worker)
@@ -151,6 +155,12 @@ class LedgerMachine(Stage):
             (self.pipeline.name, partition),
         ).fetchall()
         return rows[0][0]
+
+    def _is_shared(self):
+        ((shared,),) = self.ask(
+            "select bool_or(shared) from sideline.progress where pipeline = %(pipeline)s"
+        )
+        return shared
 
     @rule(partition=parts, kill=st.booleans())
     def restart(self, partition, kill):

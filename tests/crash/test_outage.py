@@ -253,7 +253,8 @@ def test_keys_fail_while_leases_end_in_the_outage(own, how):
 def test_keys_fail_while_the_wire_is_cut_again_and_again(grounds, how):
     """Anywhere, also inside a message, many times in one lease (F2, F4, K5)."""
     ground = grounds(slice_size=10, **BREAKING[how])
-    ground.publish(breaking(300))
+    # Enough for three cuts, however few slices they make.
+    ground.publish(breaking(500))
     with wire(ground.database, every=30_000) as proxy:
         (report,) = ground.run(ground.lease(seconds=120), database=proxy.url)
         cuts = proxy.plan.cuts

@@ -383,6 +383,49 @@ def test_a_key_in_two_partitions_is_not_applied_behind_its_back(grounds):
     ]
 
 
+def test_a_key_that_is_aside_in_another_partition_only_holds_nothing_up_here(grounds):
+    """A mark of this partition is no reason to wait behind another's queue (K13).
+
+    Nobody in this partition would know of it: the key's next event would overtake.
+    """
+    ground = grounds(partitions=2, handler="failing", slice_size=1)
+    twin, other = ALIKE
+    ground.publish([(other, BAD)], partition=0)
+    ground.run(ground.lease(0))
+    ground.publish([(twin, BAD), (other, "fine"), (twin, "waits"), (other, "too")], partition=1)
+    ground.run(ground.lease(1))
+    ground.publish([(other, "still"), (twin, "waits too")], partition=1)
+    ground.run(ground.lease(1))
+    places = [(place.partition, place.offset) for place in ground.parked()]
+    assert sorted(places) == [(0, 0), (1, 0), (1, 2), (1, 5)]
+    assert [place.offset for place in ground.effects()] == [1, 3, 4]
+    assert ground.query("select home, events from sideline.queues order by 1") == [(0, 1), (1, 3)]
+
+
+def test_a_key_that_rejoined_here_and_stepped_aside_elsewhere_meanwhile(grounds):
+    """A slice admitted before that is admitted anew, not parked behind the other's queue (K13)."""
+    ground = grounds(partitions=2, handler="failing", slice_size=1)
+    ground.publish([("k", BAD)], partition=1)
+    ground.run(ground.lease(1))
+    ground.publish([("k", "later")], partition=1)
+    frozen = ground.start(ground.lease(1), crash_at="after-handler:1:STOP")
+    frozen.frozen()
+    # What a discarded event leaves behind, and then the same key in the other partition.
+    ground.query("delete from sideline.events")
+    ground.query("delete from sideline.keys")
+    ground.query("delete from sideline.queues")
+    ground.query(
+        "update sideline.progress set aside = 0, parked = 0, discarded = 1 where partition = 1"
+    )
+    ground.publish([("k", BAD)], partition=0)
+    ground.run(ground.lease(0))
+    frozen.signal(signal.SIGCONT)
+    frozen.reports()
+    assert [(place.partition, place.offset) for place in ground.parked()] == [(0, 0)]
+    assert [(place.partition, place.offset) for place in ground.effects()] == [(1, 1)]
+    assert ground.query("select home, events from sideline.queues") == [(0, 1)]
+
+
 def test_a_topic_that_grows_under_a_lease_shares_its_keys_from_the_next_slice_on(grounds):
     """The fence itself says so: no slice is committed in the old belief (K13)."""
     ground = grounds(partitions=2, handler="failing", slice_size=2)

@@ -255,6 +255,48 @@ def test_killed_in_replay(grounds, point, handler):
     assert ground.query("select count(*) from sideline.queues") == [(0,)]
 
 
+def many(ground):
+    """More than a slice of keys that wait with a follower each, all of them released."""
+    ground.publish([(f"k{n % 400}", BAD if n < 400 else f"v{n}") for n in range(800)])
+    ground.run()
+    return release(ground)
+
+
+@pytest.mark.parametrize(
+    "point", ["replay-ahead", "replay-ahead:2", "replay-before-commit:4", "replay-after-commit:4"]
+)
+def test_killed_while_the_next_slice_is_handled(grounds, point):
+    """The one before it is applied or not; what was handled ahead counts for nothing (C3, R2)."""
+    ground = grounds(handler="failing", slice_size=100, guard_off=True)
+    operation = many(ground)
+    ground.killed(ground.start(ground.lease(), crash_at=point, pipeline=FIXED))
+    ground.check_prefix()
+    balanced(ground.database)
+    assert ground.parked()
+    ground.run(pipeline=FIXED)
+    ground.check()
+    balanced(ground.database)
+    assert ground.parked() == []
+    assert counts(ground.database, operation)[0] == "done"
+
+
+def test_an_owner_that_is_frozen_while_it_handles_the_next_slice(grounds):
+    """It wakes up when another has done it all, and writes nothing (K1, R2)."""
+    ground = grounds(handler="failing", slice_size=100, guard_off=True)
+    operation = many(ground)
+    zombie = ground.start(
+        ground.lease(), crash_at="replay-ahead:1:STOP", pipeline=FIXED, grace_seconds=1.0
+    )
+    zombie.frozen()
+    ground.run(pipeline=FIXED, grace_seconds=1.0)
+    zombie.signal(signal.SIGCONT)
+    zombie.end()
+    ground.check()
+    balanced(ground.database)
+    assert ground.parked() == []
+    assert counts(ground.database, operation)[0] == "done"
+
+
 @pytest.mark.parametrize("point", ["replay-handled", "replay-before-commit"])
 def test_an_owner_that_was_replaced_writes_nothing(grounds, point):
     """Frozen anywhere in a replay, it wakes up when another has done it all (K1, R2)."""

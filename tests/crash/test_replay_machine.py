@@ -16,6 +16,7 @@ from hypothesis.stateful import (
 )
 
 from sideline import Event, Insert, accounting, operations
+from sideline.engine import replaying
 from sideline.engine.replaying import Replayer
 from sideline.errors import FencedError, RefusedError
 from sideline.events import Delivery
@@ -181,7 +182,13 @@ class ReplayMachine(machine.Stage):
     @rule()
     def fix_or_break(self):
         """The code is mended, or spoilt again."""
-        self.fixed = not self.fixed
+        self._mend(not self.fixed)
+
+    def _mend(self, fixed):
+        self.fixed = fixed
+        # Other code runs in other processes: they remember nothing that this one has said.
+        for worker in [*self.workers.values(), *self.zombies]:
+            worker.replayer.forget()
 
     @rule(chosen=picks)
     def release(self, chosen):
@@ -254,7 +261,7 @@ class ReplayMachine(machine.Stage):
     @rule()
     def release_and_settle(self):
         """Once the code is right, everything comes back that can be read (R1, R2)."""
-        self.fixed = True
+        self._mend(True)
         for (number,) in self.ask(_OPEN):
             self._steer(number, "resume")
         # What is under way may bring events back that were given up: they are released then.
@@ -406,6 +413,15 @@ select coalesce(sum(applied), 0)::int, coalesce(sum(failed), 0)::int,
 from sideline.operation_counts join sideline.operations on id = operation
 where pipeline = %(pipeline)s
 """
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """However quick PostgreSQL is, the next slice is read and handled before it is asked for."""
+    beside = replaying.beside
+    monkeypatch.setattr(
+        replaying, "beside", lambda asks, own: beside(asks, lambda _: own(lambda: True))
+    )
 
 
 @pytest.mark.timeout(900)  # when it fails, the shortest history is worth the wait

@@ -234,6 +234,21 @@ def test_a_copy_is_claimed_before_anything_is_staged(chains):
     chain.check_books()
 
 
+def test_what_came_back_is_kept_without_its_bytes(chains):
+    """Applied in one slice with one that is given up: each stands where it belongs (K7)."""
+    chain = chains(delays=["50ms"])
+    ground = chain.ground
+    ground.publish([("a", "heals:1"), ("b", "heals:4"), ("c", "heals:1")])
+    chain.settle()
+    assert chain.states() == [(0, "resolved", 1), (1, "dead", 2), (2, "resolved", 1)]
+    assert ground.query('select "offset", state from sideline.events') == [(1, "dead")]
+    came_back = ground.query(
+        'select "offset", queue, operation, why, generation from sideline.resolved order by 1'
+    )
+    assert came_back == [(0, None, None, "failed", 0), (2, None, None, "failed", 0)]
+    chain.check_books()
+
+
 def test_a_call_is_its_copys_before_it_is_made(chains):
     """Somebody else settled the event before its handler ran: nobody is called (K7, K12)."""
     chain = chains(delays=["50ms"], calls=True, handler="flaky_call")

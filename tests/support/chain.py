@@ -135,7 +135,7 @@ class Chain:
     def states(self) -> list[tuple[Any, ...]]:
         """What the ledger says of each event that failed."""
         return self.ground.query(
-            'select "offset", state, attempts from sideline.events order by "offset"'
+            'select "offset", state, attempts from sideline.known_events order by "offset"'
         )
 
     def committed(self, topic: str, *, over: bool = True) -> list[Message]:

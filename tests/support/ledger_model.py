@@ -94,6 +94,15 @@ class Model:
             self.shared = True
             self._pass(partition, end)
 
+    def meets_a_key_elsewhere(self, partition: int, end: int) -> bool:
+        """Whether a slice that ends there finds a key aside in another partition."""
+        tried = copy.deepcopy(self)
+        try:
+            tried._pass(partition, end)
+        except KeyElsewhereError:
+            return True
+        return False
+
     def resolve(self, chosen: list[Waiting]) -> bool:
         """A replay has applied these; whether their key rejoins."""
         for waiting in chosen:

@@ -50,6 +50,8 @@ class Cluster:
         self.admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
 
     def topic(self, name: str) -> str:
+        # A test that failed may have left one dead.
+        self.heal()
         made = NewTopic(name, PARTITIONS, BROKERS, config={"min.insync.replicas": "2"})
         self.admin.create_topics([made])[name].result()
         wait_for(

@@ -83,6 +83,45 @@ def test_order_within_a_key(connection, rows):
     assert rows() == [(1, "Zoiee", None), (2, "a", None)]
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_was_foreseen_is_written_as_it_is(connection, rows, refused):
+    """Planned while nobody can be asked, also with a row that is refused then (C3, K8)."""
+    writer = Writer(connection)
+    writer.write(works(user(1, "Zoey")))
+    name = "far too long a name" if refused else "Zoiee"
+    coming = works(user(1, "Zoë"), user(2, "Max"), user(1, name), user(3, "Eve"))
+    _foresee_alone(writer, coming, connection)
+    assert writer._planned is not None
+    written = writer.write(coming)
+    assert failures(written) == ({2: "StringDataRightTruncation"} if refused else {})
+    assert rows("select id, name from users order by id") == [
+        (1, "Zoë" if refused else "Zoiee"),
+        (2, "Max"),
+        (3, "Eve"),
+    ]
+
+
+@pytest.mark.parametrize("why", ["unknown", "checks", "unfolded", "nothing", "sql"])
+def test_what_takes_a_question_is_not_foreseen(connection, why):
+    """The connection belongs to somebody else then (C3)."""
+    if why == "checks":
+        connection.execute("alter table users add check (age > 0)")
+    writer = Writer(connection, fold=why != "unfolded")
+    if why != "unknown":
+        writer.write(works(user(1, "Zoey")))
+    effects = {"nothing": [], "sql": [Execute("select 1")]}.get(why, [user(1, "Zoë")])
+    _foresee_alone(writer, works(*effects), connection)
+    assert writer._planned is None
+
+
+def _foresee_alone(writer, coming, connection):
+    """Fails if the connection is asked anything."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("execute", "cursor", "commit", "rollback"):
+            patch.setattr(connection, name, None)
+        writer.foresee(coming)
+
+
 def test_delete_of_nothing(connection, rows):
     """Deleting what is not there is no error (C7)."""
     written = Writer(connection).write(works(Delete("users", {"id": 1}), user(2, "a")))

@@ -107,7 +107,7 @@ class Holding:
         self._busy = False
         self._flood = False
         self._refreshed = False
-        self._turns = Turns(worker, self._allowance)
+        self._turns = Turns(worker, self._allowance, self._lasts)
 
     def __enter__(self) -> Self:
         # First, because it finds its broker in the background.
@@ -685,6 +685,11 @@ class Holding:
         if self._wanted:
             return False
         return all(self._is_over(hand) for hand in self._hands.values())
+
+    def _lasts(self, seconds: float) -> bool:
+        """Whether the lease goes on for so long, as far as can be seen."""
+        stops = self._worker.pulse.stop_wanted.is_set() or self._worker.pulse.all_paused
+        return not stops and self._clock.monotonic() + seconds < self._ends
 
     def _is_over(self, hand: Hand) -> bool:
         """Whether the lease has nothing more to do for a partition."""

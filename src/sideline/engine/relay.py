@@ -23,6 +23,7 @@ from confluent_kafka import (
 
 from sideline.clients import throw_away
 from sideline.crashpoints import reach
+from sideline.homes.offsets import Offsets
 from sideline.topics.refusals import culprits, refused
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Sender:
         # Topics and pipelines have no slash in their names.
         self._id = f"sideline/{pipeline}/{partition.topic}/{partition.number}"
         self._producer: Producer | None = None
+        self._offsets = Offsets()
         self._consumer: Consumer | None = None
         self._one_by_one = False
         self._flight: Future[object] | None = None
@@ -196,9 +198,8 @@ class Sender:
             producer.begin_transaction()
             self._produce_all(producer, records, failed if self._watched else None)
             reach("between-produce-and-commit")
-            producer.send_offsets_to_transaction(
-                [word], consumer.consumer_group_metadata(), ANSWER_SECONDS
-            )
+            members = [consumer.consumer_group_metadata()]
+            self._offsets.add(producer, word, members, ANSWER_SECONDS)
             producer.commit_transaction(ANSWER_SECONDS)
         except KafkaException as error:
             # Whether it was committed only a successor can tell. And to one that was aborted the
@@ -291,6 +292,7 @@ class Sender:
         if self._producer is not None:
             throw_away(self._producer)
             self._producer = None
+            self._offsets.rest()
 
     def close(self) -> None:
         """Leave Kafka, once what is under way is over."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +17,7 @@ from sideline import guardrail
 from sideline.classify import kind_of
 from sideline.crashpoints import reach
 from sideline.engine import current
+from sideline.engine.beside import beside
 from sideline.engine.current import Asking, is_from_outside
 from sideline.engine.handling import NOBODY, handle, publishes, runs_sql
 from sideline.engine.window import Entry, Pool, Window
@@ -29,6 +31,7 @@ from sideline.ledger.replay import Replays
 from sideline.ledger.store import Stale
 from sideline.policies import Sideline
 from sideline.replays import (
+    FIRST_EVENTS,
     Choice,
     Item,
     Verdict,
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     from sideline.homes.kafka import KafkaHome
     from sideline.homes.outgoing import Outgoing
     from sideline.homes.writer import Writer, Written
+    from sideline.ledger.ahead import Foreseen
     from sideline.ledger.connection import Connection
     from sideline.ledger.parking import Parking
     from sideline.ledger.store import Held, Ledger
@@ -63,6 +67,12 @@ WAIT_SECONDS = 0.05
 _LOST = "its bytes are gone: neither the ledger nor Kafka has them any more"
 # With a rate, a slice is about this much of it.
 PACE_SECONDS = 0.25
+# A handler that is quicker than this with an event asks nobody else: no call is made twice where
+# it is called for the next slice already.
+QUICK_SECONDS = 50e-6
+# Smaller slices are not read ahead while they grow: a release of few events needs no second
+# connection.
+AHEAD_EVENTS = 1_000
 
 
 class Step(NamedTuple):
@@ -76,6 +86,16 @@ class Step(NamedTuple):
     tried: int = 0
     wait_seconds: float = 0.0
     """How long the operation's rate wants it to wait now."""
+
+
+class _Prepared(NamedTuple):
+    """Events of the next slice, handled while the one before it was written down."""
+
+    held: Held
+    rows: list[tuple[Any, ...]]
+    """As they were read ahead."""
+    waiting: list[Waiting]
+    handled: Handled
 
 
 class Replayer:
@@ -125,8 +145,19 @@ class Replayer:
         # Side by side a slice takes as many events as were quick; what came through ``prepare=``
         # is known only in its own round.
         self._foresees = self._home is not None and pool is None and knows is None
+        # With ``key=`` each event is asked for its key first, in its turn: what was handled ahead
+        # would be thrown away.
+        plain = pipeline.key is None and pipeline.rate is None and not claims.wanted
+        self._prepares = self._foresees and plain
+        self._prepared: _Prepared | None = None
+        self._spent: object = None
+        """The last slice, which is over; freed while PostgreSQL works on the next one."""
+        self._quick = False
+        """Whether the handler was, with the last slice."""
+        self._likely = FIRST_EVENTS
+        """So many events the next slice will most likely have at most."""
 
-    def step(
+    def step(  # noqa: PLR0913 - what a slice of a replay depends on
         self,
         held: Held,
         aside: Aside | None,
@@ -134,19 +165,34 @@ class Replayer:
         *,
         limit: int,
         excluded: Sequence[int] = (),
+        onward: bool = True,
     ) -> Step:
-        """The next slice of the oldest operation that has something to do here."""
+        """The next slice of the oldest operation that has something to do here.
+
+        ``onward``: another one is wanted right after it, as far as can be seen.
+        """
         self.operation = None
+        self._onward = onward
+        prepared = None
+        if self._prepared is not None and self._prepared.held is held:
+            prepared, self._prepared = self._prepared, None
         if self._publishing is not None:
             self._publishing.resolve(held)
-        foreseen = self._replays.foreseen(held, limit, excluded) if self._foresees else None
+        foreseen = self._foreseen(held, limit, excluded) if self._foresees else None
         if foreseen is not None:
             self.operation = operation = foreseen.wanted.operation
-            choice, rows = foreseen.choice, foreseen.rows
+            rows = foreseen.rows
             return self._release(
-                held, operation, choice, aside, delivery, rows=rows, next_limit=limit
+                held,
+                operation,
+                foreseen.choice,
+                aside,
+                delivery,
+                rows=rows,
+                prepared=prepared,
+                next_limit=self._next_limit(limit, foreseen.tried + len(rows)),
             )
-        items = self._replays.items(held, limit, excluded)
+        items = self._items(held, limit, excluded)
         if not items:
             return Step()
         first = items[0]
@@ -157,6 +203,35 @@ class Replayer:
         slow = max(1, int(min(limit, rate * PACE_SECONDS)))
         step = self._carry_out(held, items[:slow], aside, delivery, slow)
         return step._replace(wait_seconds=step.tried / rate)
+
+    def _foreseen(self, held: Held, limit: int, excluded: Sequence[int]) -> Foreseen | None:
+        """What was read ahead: no more of it than what came back may be followed by."""
+        found = self._replays.foreseen(held, limit, excluded)
+        if found is None or len(found.rows) > self._growing(limit, found.tried):
+            return None
+        return found
+
+    def _growing(self, limit: int, tried: int) -> int:
+        """How many events of a release the next slice may take."""
+        return min(limit, pace(self._pipeline.slice_size, tried))
+
+    def _next_limit(self, limit: int, tried: int) -> int:
+        """How many events to read ahead; 0: it is not worth the trouble yet."""
+        most = self._growing(limit, tried)
+        return most if most >= min(limit, self._pipeline.slice_size, AHEAD_EVENTS) else 0
+
+    def _items(self, held: Held, limit: int, excluded: Sequence[int]) -> list[Item]:
+        """The next items: not those of a large slice as long as slices are small."""
+        likely = min(limit, self._likely)
+        items = self._replays.items(held, likely, excluded)
+        if not items:
+            return items
+        first = items[0]
+        most = limit
+        if first.kind == "release":
+            most = self._growing(limit, first.tried)
+        self._likely = pace(self._pipeline.slice_size, first.tried + most)
+        return self._replays.items(held, most, excluded) if most > likely else items
 
     def _carry_out(
         self,
@@ -178,11 +253,9 @@ class Replayer:
                 "run the pipeline with at-least-once to release",
             )
             return Step(first.operation)
-        paced = pace(self._pipeline.slice_size, first.tried)
-        choice = choose(items, min(limit, paced))
-        # As long as slices grow, what fails again is waited for.
-        grown = first.rate is None and paced >= min(limit, self._pipeline.slice_size)
-        next_limit = limit if grown else 0
+        choice = choose(items, self._growing(limit, first.tried))
+        tried = first.tried + sum(choice.limits)
+        next_limit = self._next_limit(limit, tried) if first.rate is None else 0
         return self._release(held, first.operation, choice, aside, delivery, next_limit=next_limit)
 
     # What goes with it
@@ -200,8 +273,13 @@ class Replayer:
 
     def undo(self) -> None:
         """Nothing of a refused slice stays."""
+        self.forget()
         self._connection.rollback()
         self._writer.forget()
+
+    def forget(self) -> None:
+        """What was handled ahead is handled again."""
+        self._prepared = self._spent = None
 
     def judges_early(self, error: psycopg.Error) -> bool:
         """Whether a row that only COMMIT refused will be found out when it is done again (K8)."""
@@ -225,6 +303,7 @@ class Replayer:
 
     def finish(self) -> None:
         """End the operations of which nothing waits any more."""
+        self.forget()
         self._replays.finish()
 
     # Release
@@ -238,13 +317,20 @@ class Replayer:
         delivery: Delivery,
         *,
         rows: list[tuple[Any, ...]] | None = None,
+        prepared: _Prepared | None = None,
         next_limit: int,
     ) -> Step:
-        """``rows``: as they were read ahead. ``next_limit``: how many to read ahead now."""
-        waiting, gone = self._replays.read(held, choice, delivery, rows)
+        """``rows``: as they were read ahead, and perhaps ``prepared``.
+
+        ``next_limit``: how many to read ahead now.
+        """
+        if prepared is not None and prepared.rows is rows:
+            waiting, gone = prepared.waiting, choice.gone
+        else:
+            waiting, gone = self._replays.read(held, choice, delivery, rows)
         reach("replay-read")
         if self._foresees and next_limit:
-            self._replays.look_ahead(held, choice, min(next_limit, self._pipeline.slice_size))
+            self._replays.look_ahead(held, choice, next_limit)
         if gone:
             # Whoever lost its lease says nothing, not even what is true (K1).
             self._replays.begin(held, (), ())
@@ -259,7 +345,8 @@ class Replayer:
                 return Step()
         if not waiting:
             return step
-        read = self._readable(waiting)
+        read = self._readable(waiting, prepared)
+        read.rows = rows
         if read.failed:
             done = self._write_down(held, choice, waiting, Verdict([], [], read.failed), aside)
             return step._replace(done=done, tried=len(read.failed))
@@ -308,7 +395,7 @@ class Replayer:
             return self._fail_first(held, choice, read, unnamed, aside, step)
         if ahead.events < len(read.waiting):
             read.waiting = read.waiting[: ahead.events]
-            read.failure = None
+            read.failure = read.handled = None
         return self._apply_new(held, choice, read, aside, step)
 
     def _apply_new(
@@ -316,7 +403,10 @@ class Replayer:
     ) -> Step:
         if self._in_transaction and self._home is not None:
             return self._apply_in_transaction(held, choice, read, aside, step)
-        handled, failure = self._handle(held, read.waiting)
+        if read.handled is not None:
+            handled, failure = read.handled, None
+        else:
+            handled, failure = self._handle(held, read.waiting)
         reach("replay-handled")
         handled, failure = self._in_order(read, handled, failure or read.failure)
         handled, unsendable = self._sendable(handled)
@@ -360,9 +450,52 @@ class Replayer:
         verdict = judge(new, _orders(read), self._home.failures(new, written))
         self._claims.keep_only([*verdict.applied, *verdict.filtered])
         self._setter.publish(held, new, verdict.applied)
-        done = self._replays.settle(held, choice, read.waiting, verdict)
-        self._replays.commit(held, done, aside)
+
+        def end() -> Done:
+            done = self._replays.settle(held, choice, read.waiting, verdict)
+            self._replays.commit(held, done, aside)
+            return done
+
+        if self._is_passed(choice, read, verdict):
+            prepared: list[_Prepared] = []
+            delivery = read.waiting[0].event.delivery
+            done = beside(end, partial(self._prepare, held, delivery, prepared))
+            # Behind a slice that is refused, this is not what comes next.
+            self._prepared = prepared[0] if prepared else None
+            self._spent = read, handled, new, verdict
+        else:
+            done = end()
         return step._replace(done=done, tried=len(handled.events))
+
+    def _is_passed(self, choice: Choice, read: _Read, verdict: Verdict) -> bool:
+        """Whether what was read ahead comes next, and is worth a handler's time already."""
+        whole = len(verdict.gone) == len(read.waiting) == sum(choice.limits)
+        return self._prepares and self._onward and self._quick and whole
+
+    def _prepare(
+        self,
+        held: Held,
+        delivery: Delivery,
+        prepared: list[_Prepared],
+        patient: Callable[[], bool],
+    ) -> None:
+        """Handle what comes next: events of other queues, so it is the same before and after.
+
+        Not if one fails: that is to be true when it is written down.
+        """
+        # Now, when nobody waits for it: a slice of many takes milliseconds to go.
+        self._spent = None
+        coming = self._replays.coming(held, delivery, patient)
+        if coming is None or not patient():
+            return
+        rows, waiting = coming
+        handled, failure = self._handle(held, waiting)
+        if failure is not None or handled.parked:
+            return
+        prepared.append(_Prepared(held, rows, waiting, handled))
+        reach("replay-ahead")
+        if self._home is not None and patient():
+            self._home.foresee(handled)
 
     def _publish(
         self,
@@ -498,14 +631,16 @@ class Replayer:
         self._replays.commit(held, done, aside)
         return step._replace(done=done, failure=failure, tried=len(handled.events))
 
-    def _readable(self, waiting: Sequence[Waiting]) -> _Read:
+    def _readable(self, waiting: Sequence[Waiting], prepared: _Prepared | None) -> _Read:
         """What can be tried now; where ``key=`` fails or bytes are gone, the event does (F14).
 
         Those at the heads of their queues fail at once, without the handler; what comes behind
         such an event waits for its turn.
         """
         if self._pipeline.key is None and not any(one.lost for one in waiting):
-            return _Read(list(waiting))
+            # Without those that turned out to be behind others, it is another slice.
+            same = prepared is not None and waiting is prepared.waiting
+            return _Read(list(waiting), handled=prepared.handled if prepared and same else None)
         read = _Read([])
         stopped: set[int | bytes] = set()
         tried: set[int | bytes] = set()
@@ -552,7 +687,10 @@ class Replayer:
         self._plan(waiting)
         at = held.next_offset
         events = [one.event for one in waiting]
-        return handle(self._again, events, start=at, end=at, clock=self._clock)
+        started = self._clock.monotonic()
+        result = handle(self._again, events, start=at, end=at, clock=self._clock)
+        self._quick = self._clock.monotonic() - started < QUICK_SECONDS * len(events)
+        return result
 
     def _plan(self, waiting: Sequence[Waiting]) -> None:
         """By which key events wait for each other; the records' own are quicker where they do."""
@@ -686,6 +824,10 @@ class _Read:
     """By place among all that was read: heads of queues of which ``key=`` makes nothing."""
     failure: Failure | None = None
     """The event behind them that has to wait."""
+    handled: Handled | None = None
+    """What their handler said already."""
+    rows: list[tuple[Any, ...]] | None = None
+    """What its events were made of; kept to be freed when nobody waits."""
 
 
 def _name(order: int | bytes | None) -> str | None:

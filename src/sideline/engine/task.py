@@ -25,9 +25,13 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(event_id)s %(message)s"
 
 log = logging.getLogger(__name__)
 
+# What a worker has for its last words once Spark has hung up.
+LAST_SECONDS = 10
 # Spark reuses its Python workers: connections and consumers live as long as the process.
 _workers: dict[str, Worker] = {}
 _cells: dict[str, Cell] = {}
+# Runs whose workers have held a lease here, and have been spared once more since.
+_settled: set[str] = set()
 
 
 class Task:
@@ -65,6 +69,11 @@ class Task:
             pipeline = cloudpickle.loads(self.pipeline.value)
             worker = _workers[self.run] = Worker(pipeline, access(lease))
             _spare_garbage_collection()
+        elif self.run not in _settled:
+            # Spark collects after every task, and the first lease has loaded what all of them use.
+            # Not again and again: what is frozen is never found to be garbage.
+            _settled.add(self.run)
+            _spare_garbage_collection()
         return worker
 
     def cell(self, lease: Lease) -> Cell:
@@ -93,6 +102,7 @@ class Farewell:
         for one in (_workers.pop(self.run, None), _cells.pop(self.run, None)):
             if one is not None:
                 _close(one)
+        _settled.discard(self.run)
         # Long enough that every slot has to use a process of its own.
         time.sleep(FAREWELL_SECONDS)
         yield from items
@@ -125,6 +135,10 @@ def begin_logs() -> None:
 
 
 def _end_process(_number: int, _frame: object) -> None:
+    # A signal that comes inside of a consumer's poll closes the consumer there, and librdkafka
+    # waits for ever for what the poll still holds: the kernel ends what does not end itself.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(LAST_SECONDS)
     for worker in _workers.values():
         _close(worker)
     for cell in _cells.values():

@@ -37,6 +37,9 @@ MOST_CREDIT_SECONDS = 0.5
 BREATH_SECONDS = 0.05
 # While no live event waits, slices may be so much larger: fewer round trips for each event.
 IDLE_SLICES = 3
+# A handler is called for the next slice already while a lease lasts so much longer: most likely
+# it is not called for it again by the next one.
+ONWARD_SECONDS = 0.5
 # Nothing waits here, but operations run: look again after this.
 LOOK_SECONDS = 1.0
 # What was read is outdated again and again: somebody else is busy there.
@@ -77,11 +80,17 @@ class Turn:
 class Turns:
     """The replays of one lease."""
 
-    def __init__(self, worker: Worker, wants_more: Callable[[int], int]) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        wants_more: Callable[[int], int],
+        lasts: Callable[[float], bool],
+    ) -> None:
         self._worker = worker
         self._pipeline = worker.pipeline
         self._clock = worker.clock
         self._allowance = wants_more
+        self._lasts = lasts
         self._turns: dict[Partition, Turn] = {}
         self._credit = 0.0
         self._credit_at = self._clock.monotonic()
@@ -153,7 +162,8 @@ class Turns:
         replayer = self.replayer
         assert replayer is not None  # noqa: S101 - for the type checker
         spot = held.partition.topic if held.shared else held.partition
-        most = turn.limit if live or self._flows(now) else turn.limit * IDLE_SLICES
+        idle = not live and not self._flows(now)
+        most = turn.limit * IDLE_SLICES if idle else turn.limit
         limit = self._allowance(min(most, self._pipeline.slice_size))
         if not limit:
             return None
@@ -170,6 +180,7 @@ class Turns:
                 delivery._replace(replayed=True),
                 limit=limit,
                 excluded=list(turn.waiting(now)),
+                onward=idle and self._is_alone(turn) and self._lasts(ONWARD_SECONDS),
             )
         except (FencedError, Stale):
             raise
@@ -188,6 +199,10 @@ class Turns:
                 raise
             self._stop(replayer, error.message)
         return None
+
+    def _is_alone(self, turn: Turn) -> bool:
+        """Whether nothing waits elsewhere, as far as is known."""
+        return not any(other.open for other in self._turns.values() if other is not turn)
 
     def _after(self, held: Held, turn: Turn, step: Step) -> None:
         now = self._clock.monotonic()

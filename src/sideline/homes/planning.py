@@ -29,6 +29,11 @@ def plan(batch: Batch, shapes: Shapes, *, folded: bool) -> Plan:
     return _plan(batch, range(len(batch)), shapes, folded=folded, judged=False)
 
 
+def plan_usual(batch: Batch, shapes: Shapes) -> Plan | None:
+    """The same for the usual slice alone; None: it is not one."""
+    return _usual(batch, range(len(batch)), shapes, judged=False)
+
+
 def plan_rest(
     batch: Batch, made: Plan, shapes: Shapes, *, folded: bool, without: Collection[int]
 ) -> Plan:

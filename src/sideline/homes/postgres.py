@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -55,6 +56,8 @@ BROKEN = TransactionStatus.INERROR
 # A larger slice has more to do than to wait for answers.
 AT_ONCE_EVENTS = 1_000
 
+log = logging.getLogger(__name__)
+
 
 class PostgresHome(AlwaysKnown):
     """Commits slices through one connection, for one lease."""
@@ -76,6 +79,7 @@ class PostgresHome(AlwaysKnown):
         self._writer = writer
         self._ledger = ledger
         self._setter = setter
+        self._foreseen: tuple[Handled, tuple[Batch, Sequence[int]]] | None = None
 
     def commit(self, held: Held, handled: Handled, aside: Aside) -> Outcome:
         """Effects, failures and progress together, or nothing (C3)."""
@@ -422,7 +426,20 @@ class PostgresHome(AlwaysKnown):
 
     def write(self, handled: Handled, *, optimistic: bool = False) -> Written:
         """The effects alone, in a transaction that the caller fenced and ends."""
-        return self._written(handled, self._batch(handled), optimistic=optimistic)
+        before, self._foreseen = self._foreseen, None
+        known = before is not None and before[0] is handled
+        batch = before[1] if before and known else self._batch(handled)
+        return self._written(handled, batch, optimistic=optimistic)
+
+    def foresee(self, handled: Handled) -> None:
+        """Plan what a slice is to write while the connection is busy with another one."""
+        batch = self._batch(handled)
+        try:
+            self._writer.foresee(batch[0])
+        # Whatever it is, whoever writes the slice meets it.
+        except Exception as error:  # noqa: BLE001
+            log.debug("a slice could not be planned ahead: %s", error)
+        self._foreseen = handled, batch
 
     def _batch(self, handled: Handled) -> tuple[Batch, Sequence[int]]:
         """What there is to write, and which event each of it belongs to."""

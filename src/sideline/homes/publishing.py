@@ -16,7 +16,7 @@ from sideline.effects import Publish
 from sideline.errors import KafkaUnreachableError, NonRecoverable, Recoverable, SidelineError
 from sideline.leaving import Plain, Record
 from sideline.slices import effects_of
-from sideline.topics.carrying import message_id, record_of
+from sideline.topics.carrying import record_of
 from sideline.topics.room import FRESH_SECONDS
 
 if TYPE_CHECKING:
@@ -84,11 +84,7 @@ def _maker(name: str, rooms: Rooms) -> Callable[[Event, int, Publish], Plain | R
             and len(value) + len(key) <= fits.get(effect.topic, -1)
             and monotonic() < fits_until
         ):
-            origin = event.delivery.origin
-            if origin is None:
-                of = f"{name}/{event.topic}/{event.partition}/{event.offset}/{position}"
-            else:
-                of = message_id(name, origin, position)
+            of = f"{name}/{event.topic}/{event.partition}/{event.offset}/{position}"
             return Plain(effect.topic, value, key, of.encode())
         return make_slowly(event, position, effect)
 

@@ -77,6 +77,11 @@ class Shapes:
             shape = self._seen[name] = self._find(effect, key, version)
         return shape
 
+    def seen(self, effect: object) -> Shape | None:
+        """The shape of an effect, if it is one on a row and nobody has to be asked for it."""
+        found = self.known([effect])
+        return found[0] if found else None
+
     def known(self, effects: Sequence[Any]) -> list[Shape] | None:
         """The shapes of many effects; None: one of them is new, or no effect on a row."""
         seen = self._seen

@@ -24,6 +24,7 @@ from confluent_kafka import (
 from sideline.clients import throw_away
 from sideline.crashpoints import reach
 from sideline.homes.numbers import Shown, shown
+from sideline.homes.offsets import Offsets
 from sideline.leaving import MESSAGE_ID, Plain, Record
 from sideline.topics.refusals import culprits, refused
 
@@ -131,6 +132,7 @@ class Transactor:
         # Topics and pipelines have no slash in their names.
         self._id = f"sideline.home/{pipeline}/{partition.topic}/{partition.number}"
         self._producer: Producer | None = None
+        self._offsets = Offsets()
         self._blames = False
         """Whether each record is asked after: the last transaction was refused."""
         self._one_by_one = False
@@ -191,8 +193,7 @@ class Transactor:
             if self._one_by_one:
                 self._wait_for_a_refusal(producer, failed)
             reach("kafka-produced")
-            for member in self._groups.members:
-                producer.send_offsets_to_transaction([spot], member, ANSWER_SECONDS)
+            self._offsets.add(producer, spot, self._groups.members, ANSWER_SECONDS)
             reach("before-kafka-commit")
             producer.commit_transaction(COMMIT_SECONDS)
         except KafkaException as error:
@@ -282,6 +283,7 @@ class Transactor:
         if self._producer is not None:
             throw_away(self._producer)
             self._producer = None
+            self._offsets.rest()
 
 
 def _told(error: KafkaException) -> str:

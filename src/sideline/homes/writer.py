@@ -18,7 +18,7 @@ from sideline.homes.catalogue import Catalogue, UnknownNameError
 from sideline.homes.kinship import behind, events_of, last_of, related, rivals_of, wrote_none_of
 from sideline.homes.names import quote
 from sideline.homes.orphans import FOREIGN_KEY, orphans
-from sideline.homes.planning import plan, plan_rest
+from sideline.homes.planning import plan, plan_rest, plan_usual
 from sideline.homes.plans import (
     MOST_SUSPECTS,
     ROWS_PER_STATEMENT,
@@ -143,6 +143,17 @@ class Writer:
             return None
         values = step.shape.arguments(step.columns)
         return step.shape.fenced_sql, {f"c{place}": text for place, text in enumerate(values)}
+
+    def foresee(self, works: Sequence[Work]) -> None:
+        """Plan a batch that is to come while the connection is busy: nobody can be asked now."""
+        batch = batch_of(works)
+        first = batch.effects[0] if batch.effects else ()
+        shape = self._shapes.seen(first[0]) if self._fold and first else None
+        if shape is None or shape.table.checks:
+            return
+        made = plan_usual(batch, self._shapes)
+        if made is not None:
+            self._planned = works, made
 
     def apply_one(self, effects: Sequence[Effect]) -> None:
         """Apply one event's effects in their order, by plain statements; raises what fails."""

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from sideline.ledger.connection import Connection
     from sideline.ledger.store import Held
 
+# How often somebody who waits for what is read looks whether it is still of use.
+LOOK_SECONDS = 0.002
+
 log = logging.getLogger(__name__)
 
 
@@ -41,6 +44,9 @@ class Foreseen(NamedTuple):
     wanted: Wanted
     choice: Choice
     rows: list[tuple[Any, ...]]
+    tried: int = 0
+    """How many events of the operation were tried in this partition before; known once it is
+    taken."""
 
 
 class ReadAhead:
@@ -50,24 +56,38 @@ class ReadAhead:
         self._connects = connects
         self._connection: Connection | None = None
         self._thread: threading.Thread | None = None
+        self._wanted: Wanted | None = None
         self._found: Foreseen | None = None
 
     def start(self, wanted: Wanted) -> None:
         """Begin to read; what was read before and not taken is forgotten."""
         self.take()
+        self._wanted = wanted
         # A daemon: a database that does not answer keeps no process alive.
         self._thread = threading.Thread(
             target=self._read, args=(wanted,), name="sideline-ahead", daemon=True
         )
         self._thread.start()
 
+    def is_for(self, held: Held) -> bool:
+        """Whether it is this partition's slice that was read, or is being read."""
+        return self._wanted is not None and self._wanted.held is held
+
     def take(self) -> Foreseen | None:
         """What was read, once and for all; None: there is nothing, or it could not be read."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        found, self._found = self._found, None
+        found, self._found, self._wanted = self._found, None, None
         return found
+
+    def look(self, patient: Callable[[], bool]) -> Foreseen | None:
+        """What was read, without taking it; None also if that took longer than one is patient."""
+        while self._thread is not None and self._thread.is_alive():
+            if not patient():
+                return None
+            self._thread.join(LOOK_SECONDS)
+        return self._found
 
     def rest(self) -> None:
         """No connection is kept for what nobody wants."""

@@ -256,11 +256,24 @@ class Copying:
 
     def settle_as(self, settlement: Mapping[str, list[Any]]) -> None:
         """Make a settlement so."""
-        self._connection.execute(
-            queries()["settle_copied"],
-            {"pipeline": self._pipeline, "version": self._version, **_literals(settlement)},
-        )
+        applied = [n for n, state in enumerate(settlement["states"]) if state == "resolved"]
+        moved = self._resolve(settlement, applied) if applied else 0
+        if moved < len(settlement["states"]):
+            self._connection.execute(
+                queries()["settle_copied"],
+                {"pipeline": self._pipeline, "version": self._version, **_literals(settlement)},
+            )
         self._balance(settlement)
+
+    def _resolve(self, settlement: Mapping[str, list[Any]], places: Sequence[int]) -> int:
+        """Move events that were applied to those that came back; how many of them may go."""
+        names = ("topics", "partitions", "offsets", "incarnations", "attempts")
+        ((moved,),) = self._connection.execute(
+            queries()["resolve_copied"],
+            {"pipeline": self._pipeline, "version": self._version}
+            | _literals({name: [settlement[name][place] for place in places] for name in names}),
+        ).fetchall()
+        return int(moved)
 
     def pend(self, held: Held, handled: Handled) -> None:
         """Name the events of a slice that is applied only once Kafka has committed it (K22).

@@ -82,6 +82,7 @@ class Discards(Operating):
             grow = {
                 "queues": arrays.numbers(longer),
                 "events": arrays.numbers([grown[queue] for queue in longer]),
+                "home": None,
             }
             self._connection.execute(queries()["grow"], grow)
         counts = Counts()

@@ -85,7 +85,7 @@ class Parking:
         return Aside(held.aside_version, marks=marks_of(packed))
 
     def ask(self, held: Held, keys: Iterable[Key]) -> Aside:
-        """Which of some keys are aside."""
+        """Which of some keys are aside, where those of a partition are at home in it."""
         digests = sorted([key.digest for key in set(keys)])
         names = self._names(held) | {"digests": arrays.texts(digests)}
         rows = self._connection.execute(queries()["keys_among"], names).fetchall()
@@ -248,6 +248,9 @@ class Parking:
         names = {
             "queues": arrays.numbers(longer),
             "events": arrays.numbers([added[queue] for queue in longer]),
+            # The key may have rejoined here and be aside elsewhere since: nobody in this partition
+            # would see that its next events are behind that (K13).
+            "home": None if held.shared else held.partition.number,
         }
         grown = self._connection.execute(queries()["grow"], names).rowcount if longer else 0
         if len(queues) <= len(keys) or grown < len(longer):

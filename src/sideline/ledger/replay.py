@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 MOST_ITEMS = 25_000
 # However long their queues are, so many items are looked at.
 LEAST_ITEMS = 64
+_CONSUMED = attrgetter("partition", "state", "incarnation")
 # Events of a slice by their place in it.
 _ByPlace = Sequence[Waiting] | Mapping[int, Waiting]
 
@@ -137,11 +139,13 @@ class Replays(Operating):
 
     def foreseen(self, held: Held, limit: int, excluded: Collection[int]) -> Foreseen | None:
         """What was read ahead, if it is what comes next, and no more than may be done now."""
-        found = None if self._ahead is None else self._ahead.take()
+        if self._ahead is None or not self._ahead.is_for(held):
+            return None
+        found = self._ahead.take()
         if found is None:
             return None
         wanted = found.wanted
-        if wanted.held is not held or wanted.operation in excluded or len(found.rows) > limit:
+        if wanted.operation in excluded or len(found.rows) > limit:
             return None
         names = self._names(held) | {
             "operation": wanted.operation,
@@ -150,7 +154,21 @@ class Replays(Operating):
         }
         stands = self._connection.execute(queries()["operation_stands"], names).fetchone()
         self._connection.commit()
-        return None if stands is None else found
+        return None if stands is None else found._replace(tried=stands[0])
+
+    def coming(
+        self, held: Held, delivery: Delivery, patient: Callable[[], bool]
+    ) -> tuple[list[tuple[Any, ...]], list[Waiting]] | None:
+        """What was read ahead, and its events, if all there is to them was read.
+
+        It stays there: whether it is what comes next is said by `foreseen`. Nothing is asked.
+        """
+        ahead = self._ahead if self._ahead is not None and self._ahead.is_for(held) else None
+        found = None if ahead is None else ahead.look(patient)
+        if found is None:
+            return None
+        waiting = waiting_of(found.rows, held.partition.topic, delivery, lambda _: {})
+        return None if any(one.lost for one in waiting) else (found.rows, waiting)
 
     def finish(self) -> None:
         """End the operations of which nothing waits any more."""
@@ -401,17 +419,12 @@ def _tally(waiting: _ByPlace, verdict: Verdict) -> Counts:
         "duplicate": verdict.duplicates,
     }
     for name, gone in became.items():
-        kinds = Counter(
-            [
-                (one.partition, one.state)
-                for place in gone
-                # An imported one was never consumed by this pipeline.
-                if (one := waiting[place]).incarnation >= 0
-            ]
-        )
-        for (partition, state), events in kinds.items():
-            counts[partition][name] += events
-            counts[partition][state] -= events
+        kinds = Counter(map(_CONSUMED, map(waiting.__getitem__, gone)))
+        for (partition, state, incarnation), events in kinds.items():
+            # An imported one was never consumed by this pipeline.
+            if incarnation >= 0:
+                counts[partition][name] += events
+                counts[partition][state] -= events
     return counts
 
 

@@ -1279,14 +1279,18 @@ where topics.pipeline = %(pipeline)s
   and topics.topic = %(topic)s
 
 -- name: keys_among
--- Which of some keys are aside. The array of this and the next ones stands in a subselect, so that
--- the planner does not count it: it would read a million keys to find a thousand.
+-- Which of some keys are aside at home in one partition. The array of this and the next ones stands
+-- in a subselect, so that the planner does not count it: it would read a million keys to find a
+-- thousand.
 select keys.key, keys.derived
 from unnest((select %(digests)s::uuid[])) as given (digest)
 join sideline.keys
   on keys.pipeline = %(pipeline)s
  and keys.topic = %(topic)s
  and keys.digest = given.digest
+join sideline.queues
+  on queues.id = keys.queue
+ and queues.home = %(partition)s
 
 -- name: queues_among
 -- Where some keys wait, by their place in the array.
@@ -1409,12 +1413,13 @@ where pipeline = %(pipeline)s
 
 -- name: grow
 -- Queues get longer; nobody ends one meanwhile. In the order of the array, so that nobody waits
--- in a circle.
+-- in a circle. With a home, only those that are at home there.
 update sideline.queues
 set events = queues.events + given.events
 from unnest((select %(queues)s::bigint[]), (select %(events)s::bigint[]))
     as given (queue, events)
 where queues.id = given.queue
+  and queues.home = coalesce(%(home)s, queues.home)
 
 -- name: park
 -- Events of one slice, in log order. Places grow with the log.
@@ -1563,8 +1568,9 @@ order by items.operation, items.number
 limit %(limit)s
 
 -- name: operation_stands
--- Whether a release goes on in this partition right behind an item, with nothing older before it.
-select
+-- How many events of a release were tried in this partition so far, if it goes on there right
+-- behind an item, with nothing older before it.
+select counts.applied + counts.failed
 from sideline.operations
 join sideline.operation_counts as counts on counts.operation = operations.id
 where operations.id = %(operation)s
@@ -4070,6 +4076,47 @@ where events.ctid = found.place
       or (events.copy_partition, events.copy_offset) = (%(copy_partition)s, given.copy_offset)
   )
 returning given.number - 1
+
+-- name: resolve_copied
+-- Claimed events that were applied leave the table of those that wait: half the price of staying,
+-- and their bytes are not kept. How many.
+with gone as (
+    delete from sideline.events
+    using unnest(
+        %(topics)s::text[], %(partitions)s::integer[], %(offsets)s::bigint[],
+        %(incarnations)s::integer[], %(attempts)s::integer[]
+    ) as given (topic, partition, "offset", incarnation, attempts)
+    cross join lateral (
+        -- The claim holds them, so that they stay where they are.
+        select claimed.ctid as place
+        from sideline.events as claimed
+        where claimed.pipeline = %(pipeline)s
+          and claimed.topic = given.topic
+          and claimed.partition = given.partition
+          and claimed."offset" = given."offset"
+          and claimed.incarnation = given.incarnation
+        limit 1
+    ) as found
+    where events.ctid = found.place
+      and events.state = 'retrying'
+      -- Without its row nobody could take a copy out of its topic, or know that it was imported.
+      and events.held_in <> 'stash'
+      and events.imported_from is null
+    returning events.topic, events.partition, events."offset", events.incarnation, events.place,
+              events.former_queue, events.why, events.stage, events.error, events.fingerprint,
+              events.timestamp_ms, given.attempts, events.generation, events.parked_at
+),
+moved as (
+    insert into sideline.resolved (
+        pipeline, topic, partition, "offset", incarnation, place, queue, why, stage, error,
+        fingerprint, handler_version, timestamp_ms, attempts, generation, parked_at
+    )
+    select %(pipeline)s, topic, partition, "offset", incarnation, place, former_queue, why, stage,
+           error, fingerprint, %(version)s, timestamp_ms, attempts, generation, parked_at
+    from gone
+)
+select count(*)
+from gone
 
 -- name: settle_copied
 -- What became of claimed events.
