@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +15,7 @@ from sideline.homes.setbacks import Setter
 from sideline.slices import Failure, Handled
 from sideline.topics import room
 from sideline.topics.room import USUAL_BYTES, Rooms
+from tests.support.waiting import wait_for
 
 TOPIC = "users.login.dlq"
 REFUSED = KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
@@ -23,6 +24,19 @@ AWAY = KafkaException(KafkaError(KafkaError._TRANSPORT))
 OPEN = SimpleNamespace(
     partitions=[0, 1], authorized_operations=[AclOperation.READ, AclOperation.WRITE]
 )
+
+
+class Clock:
+    """A clock that stands still, and tells who looked at it."""
+
+    def __init__(self, now):
+        self.now = now
+        self.looks = []
+
+    def monotonic(self):
+        """Like time's."""
+        self.looks.append(self.now)
+        return self.now
 
 
 def future(answer):
@@ -100,6 +114,48 @@ def test_what_a_topic_took_is_believed_while_nobody_answers(monkeypatch):
     rooms._admin = client(MISSING)
     with pytest.raises(NotFoundError):
         rooms.of(TOPIC)
+
+
+def test_one_thread_asks_for_all(monkeypatch):
+    """Handlers side by side: a client that met silence is nobody else's error (F2, P4)."""
+    clock = Clock(1_000.0)
+    monkeypatch.setattr(room, "time", clock)
+    rooms = rooms_of()
+    assert rooms.of(TOPIC) == (77, 2)
+    silence: Future[object] = Future()
+    asked = []
+
+    def describe_topics(wanted, **_):
+        asked.append(wanted)
+        return {TOPIC: silence}
+
+    rooms._admin = SimpleNamespace(describe_topics=describe_topics)
+    clock.now += room.FRESH_SECONDS
+    clock.looks.clear()
+    with ThreadPoolExecutor(2) as threads:
+        both = [threads.submit(rooms.of, TOPIC) for _ in range(2)]
+        wait_for(lambda: len(clock.looks) == 2, what="both threads at the door")
+        silence.set_exception(TimeoutError())
+        assert [one.result(30) for one in both] == [(77, 2), (77, 2)]
+    assert len(asked) == 1
+
+
+def test_whoever_waited_with_another_in_vain_does_not_wait_again(monkeypatch):
+    """Of a topic of which nothing is known: all who asked meanwhile hear of the silence (F2)."""
+    clock = Clock(1_000.0)
+    monkeypatch.setattr(room, "time", clock)
+    silence: Future[object] = Future()
+    rooms = Rooms({})
+    rooms._admin = SimpleNamespace(describe_topics=lambda *_, **__: {TOPIC: silence})
+    monkeypatch.setattr(room, "AdminClient", lambda _: pytest.fail("asked once more"))
+    with ThreadPoolExecutor(2) as threads:
+        both = [threads.submit(rooms.of, TOPIC) for _ in range(2)]
+        wait_for(lambda: len(clock.looks) == 2, what="both threads at the door")
+        clock.now += room.ANSWER_SECONDS
+        silence.set_exception(TimeoutError())
+        for one in both:
+            with pytest.raises(KafkaUnreachableError):
+                one.result(30)
 
 
 def test_what_a_topic_took_is_not_believed_against_the_brokers_word(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -26,13 +27,14 @@ _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}  # noqa
 
 
 class Rooms:
-    """How big a record may be, by topic."""
+    """How big a record may be, by topic; a worker's threads share what is known."""
 
     def __init__(self, kafka: Mapping[str, Any]) -> None:
         self._kafka = dict(kafka)
         self._admin: AdminClient | None = None
         self._known: dict[str, tuple[float, tuple[int, int]]] = {}
-        self._silent_until = 0.0
+        self._silent_at = -FRESH_SECONDS
+        self._asking = threading.Lock()
 
     def __call__(self, topic: str) -> int:
         """The most bytes; raises where there is no such topic, or nobody may write to it."""
@@ -40,21 +42,37 @@ class Rooms:
 
     def of(self, topic: str) -> tuple[int, int]:
         """The most bytes of a record, and how many partitions there are; raises like the above."""
-        at, room = self._known.get(topic, (-KNOWN_SECONDS, (0, 0)))
-        now = time.monotonic()
-        known = now - at < KNOWN_SECONDS
-        if now - at < FRESH_SECONDS or (known and now < self._silent_until):
+        began = time.monotonic()
+        room = self._believed(topic, began)
+        if room is not None:
             return room
+        # One asks for all who want to know meanwhile: they share its client, and its patience.
+        with self._asking:
+            return self._believed(topic, began) or self._found_out(topic, began)
+
+    def _believed(self, topic: str, now: float) -> tuple[int, int] | None:
+        """What is known well enough, by now."""
+        at, room = self._known.get(topic, (-KNOWN_SECONDS, (0, 0)))
+        known = now - at < KNOWN_SECONDS
+        quiet = now - self._silent_at < FRESH_SECONDS
+        return room if now - at < FRESH_SECONDS or (known and quiet) else None
+
+    def _found_out(self, topic: str, began: float) -> tuple[int, int]:
+        at, room = self._known.get(topic, (-KNOWN_SECONDS, (0, 0)))
+        known = began - at < KNOWN_SECONDS
+        if self._silent_at > began:
+            # Somebody waited in vain since then.
+            raise _silent(topic)
         try:
             room = self._ask(topic, AGAIN_SECONDS if known else ANSWER_SECONDS)
         except KafkaUnreachableError:
             # Clients remember for long who answered them last; a new one asks around.
             self._admin = None
+            self._silent_at = time.monotonic()
             if not known:
                 raise
-            self._silent_until = time.monotonic() + FRESH_SECONDS
             return room
-        self._known[topic] = now, room
+        self._known[topic] = began, room
         return room
 
     def _ask(self, topic: str, seconds: float) -> tuple[int, int]:
