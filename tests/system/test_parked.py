@@ -19,6 +19,7 @@ from sideline import parked, views
 from sideline.ledger.reading import opened
 from sideline.ledger.sql import migrations, queries
 from tests.support.ledger_rows import BEGIN, Failed, Rows
+from tests.support.watched import Watched
 
 ANY_BYTES = bytes(range(256))
 EVIL = "\x1b[2Jboo\x9b31m\u202egnp\x07"
@@ -662,7 +663,6 @@ FILTERS = {
     "two causes": views.Wanted(cause="ValueError"),
     "a time": views.Wanted(since=BEGIN, until=BEGIN + timedelta(seconds=1)),
 }
-BIG = {"events", "queues", "keys"}
 
 
 @pytest.mark.timeout(1800)
@@ -683,46 +683,3 @@ def test_a_page_costs_what_it_shows_however_much_is_parked(rows, count):
     parked.show(watched, views.EventId("users", 0, count // 2))
     assert watched.statements > 50
     assert watched.costly == []
-
-
-class Watched:
-    """A connection that has every statement explained, and remembers those that read too much."""
-
-    def __init__(self, connection) -> None:
-        self._connection = connection
-        self.costly: list[str] = []
-        self.statements = 0
-
-    def cursor(self, **options):
-        return Watched._Cursor(self, self._connection.cursor(**options))
-
-    def execute(self, statement, named=None):
-        return self.cursor().execute(statement, named)
-
-    def look(self, statement, named) -> None:
-        self.statements += 1
-        (plan,) = self._connection.execute(
-            "explain (analyze, timing off, format json) " + statement, named
-        ).fetchone()
-        for node in nodes(plan[0]["Plan"]):
-            seen = node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
-            seen *= node["Actual Loops"]
-            whole = node["Node Type"] == "Seq Scan" and node["Relation Name"] in BIG
-            if whole or seen > 1_000:
-                name = next(name for name, text in queries().items() if text == statement)
-                self.costly.append(f"{name}: {node['Node Type']} of {seen} rows")
-
-    class _Cursor:
-        def __init__(self, watched, cursor) -> None:
-            self._watched = watched
-            self._cursor = cursor
-
-        def execute(self, statement, named=None):
-            self._watched.look(statement, named)
-            return self._cursor.execute(statement, named)
-
-
-def nodes(plan):
-    yield plan
-    for part in plan.get("Plans", ()):
-        yield from nodes(part)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -58,3 +60,22 @@ def test_nothing_goes_on_behind_an_error():
     with pytest.raises(KeyboardInterrupt):
         beside(asks, own)
     assert done
+
+
+def test_an_error_keeps_nothing_of_its_slice():
+    """What asked is free once the error is dealt with, without the garbage collector."""
+
+    class Slice:
+        def ask(self):
+            raise ValueError("no")
+
+    gc.disable()
+    try:
+        held = Slice()
+        gone = weakref.ref(held)
+        with pytest.raises(ValueError, match="no"):
+            beside(held.ask, lambda _: None)
+        del held
+        assert gone() is None
+    finally:
+        gc.enable()

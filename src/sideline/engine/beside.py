@@ -34,5 +34,6 @@ def beside(asks: Callable[[], T], own: Callable[[Callable[[], bool]], object]) -
     finally:
         thread.join()
     if errors:
-        raise errors[0]
+        # Not kept by the frame that it names: all that the slice was made of would stay with it.
+        raise errors.pop()
     return results[0]

@@ -46,7 +46,7 @@ class Offsets:
         errand = _Errand(producer, spot, members, seconds)
         self._errands.put(errand)
         try:
-            errand.done.result(seconds + GRACE_SECONDS)
+            errand.done.result(seconds * len(members) + GRACE_SECONDS)
         except TimeoutError:
             errand.late = True
             self.rest()

@@ -172,16 +172,20 @@ class Copying:
         if not handled.copies:
             return
         self._hold(map(_spot, handled.events))
-        rows = self._connection.execute(
-            queries()["claim_copied"],
-            {"pipeline": self._pipeline, "copy_topic": held.partition.topic}
-            | _literals(_identities(handled, range(len(handled.events))))
-            | {"attempts": arrays.numbers([copy.attempt for copy in handled.copies])},
-        ).fetchall()
-        lost = set(range(len(handled.events))) - {row[0] for row in rows}
+        lost = set(range(len(handled.events))) - self._claimed(held, handled.events, handled.copies)
         if lost:
             self._connection.rollback()
             raise Unclaimed(lost)
+
+    def _claimed(self, held: Held, events: Sequence[Event], copies: Sequence[Copy]) -> set[int]:
+        """The places of those whose turn it still is; nobody else moves them from here on."""
+        rows = self._connection.execute(
+            queries()["claim_copied"],
+            {"pipeline": self._pipeline, "copy_topic": held.partition.topic}
+            | _literals(_named(events, copies))
+            | {"attempts": arrays.numbers([copy.attempt for copy in copies])},
+        ).fetchall()
+        return {place for (place,) in rows}
 
     def _hold(self, origins: Iterable[Partition]) -> None:
         spots = sorted(set(origins))
@@ -200,18 +204,20 @@ class Copying:
         A second copy, wherever it stands, comes too late then. The same one may come again: whoever
         claimed may have died.
         """
+        events, copies = [event for event, _ in found], [copy for _, copy in found]
+        # What is claimed stays where it is until it is said for good.
+        self._claimed(held, events, copies)
         rows = self._connection.execute(
             queries()["claim_for_good"],
             {
                 "pipeline": self._pipeline,
                 "copy_topic": held.partition.topic,
                 "copy_partition": held.partition.number,
-                "topics": [event.topic for event, _ in found],
-                "partitions": [event.partition for event, _ in found],
-                "offsets": [event.offset for event, _ in found],
-                "incarnations": [copy.incarnation for _, copy in found],
-                "attempts": [copy.attempt for _, copy in found],
-                "copy_offsets": [copy.offset for _, copy in found],
+            }
+            | _literals(_named(events, copies))
+            | {
+                "attempts": arrays.numbers([copy.attempt for copy in copies]),
+                "copy_offsets": arrays.numbers([copy.offset for copy in copies]),
             },
         ).fetchall()
         return sorted(place for (place,) in rows)
@@ -270,7 +276,7 @@ class Copying:
         names = ("topics", "partitions", "offsets", "incarnations", "attempts")
         ((moved,),) = self._connection.execute(
             queries()["resolve_copied"],
-            {"pipeline": self._pipeline, "version": self._version}
+            {"pipeline": self._pipeline}
             | _literals({name: [settlement[name][place] for place in places] for name in names}),
         ).fetchall()
         return int(moved)
@@ -342,11 +348,15 @@ def _outcome(handled: Handled, place: int, state: str) -> str:
 
 def _identities(handled: Handled, places: Sequence[int]) -> dict[str, list[Any]]:
     copies = handled.copies or ()
+    return _named([handled.events[place] for place in places], [copies[place] for place in places])
+
+
+def _named(events: Sequence[Event], copies: Sequence[Copy]) -> dict[str, list[Any]]:
     return {
-        "topics": [handled.events[place].topic for place in places],
-        "partitions": [handled.events[place].partition for place in places],
-        "offsets": [handled.events[place].offset for place in places],
-        "incarnations": [copies[place].incarnation for place in places],
+        "topics": [event.topic for event in events],
+        "partitions": [event.partition for event in events],
+        "offsets": [event.offset for event in events],
+        "incarnations": [copy.incarnation for copy in copies],
     }
 
 

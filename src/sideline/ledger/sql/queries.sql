@@ -1288,9 +1288,12 @@ join sideline.keys
   on keys.pipeline = %(pipeline)s
  and keys.topic = %(topic)s
  and keys.digest = given.digest
-join sideline.queues
-  on queues.id = keys.queue
- and queues.home = %(partition)s
+where %(partition)s = (
+    -- A probe for each: a join could read all queues.
+    select queues.home
+    from sideline.queues
+    where queues.id = keys.queue
+)
 
 -- name: queues_among
 -- Where some keys wait, by their place in the array.
@@ -4058,22 +4061,26 @@ from unnest(
     topic, partition, "offset", incarnation, attempts, copy_offset, number
 )
 cross join lateral (
-    select waiting.ctid as place
-    from sideline.events as waiting
-    where waiting.pipeline = %(pipeline)s
-      and waiting.topic = given.topic
-      and waiting.partition = given.partition
-      and waiting."offset" = given."offset"
-      and waiting.incarnation = given.incarnation
+    -- The claim holds them, so that they stay where they are.
+    select claimed.ctid as place, claimed.state, claimed.attempts, claimed.copy_topic,
+           claimed.copy_partition, claimed.copy_offset
+    from sideline.events as claimed
+    where claimed.pipeline = %(pipeline)s
+      and claimed.topic = given.topic
+      and claimed.partition = given.partition
+      and claimed."offset" = given."offset"
+      and claimed.incarnation = given.incarnation
     limit 1
 ) as found
+-- Of the table itself nothing else is asked: by its state the planner might look through all that
+-- wait.
 where events.ctid = found.place
-  and events.state = 'retrying'
-  and events.attempts = given.attempts
-  and events.copy_topic = %(copy_topic)s
+  and found.state = 'retrying'
+  and found.attempts = given.attempts
+  and found.copy_topic = %(copy_topic)s
   and (
-      events.copy_offset is null
-      or (events.copy_partition, events.copy_offset) = (%(copy_partition)s, given.copy_offset)
+      found.copy_offset is null
+      or (found.copy_partition, found.copy_offset) = (%(copy_partition)s, given.copy_offset)
   )
 returning given.number - 1
 
@@ -4088,7 +4095,7 @@ with gone as (
     ) as given (topic, partition, "offset", incarnation, attempts)
     cross join lateral (
         -- The claim holds them, so that they stay where they are.
-        select claimed.ctid as place
+        select claimed.ctid as place, claimed.state, claimed.held_in, claimed.imported_from
         from sideline.events as claimed
         where claimed.pipeline = %(pipeline)s
           and claimed.topic = given.topic
@@ -4098,13 +4105,14 @@ with gone as (
         limit 1
     ) as found
     where events.ctid = found.place
-      and events.state = 'retrying'
+      and found.state = 'retrying'
       -- Without its row nobody could take a copy out of its topic, or know that it was imported.
-      and events.held_in <> 'stash'
-      and events.imported_from is null
+      and found.held_in <> 'stash'
+      and found.imported_from is null
     returning events.topic, events.partition, events."offset", events.incarnation, events.place,
               events.former_queue, events.why, events.stage, events.error, events.fingerprint,
-              events.timestamp_ms, given.attempts, events.generation, events.parked_at
+              events.handler_version, events.timestamp_ms, given.attempts, events.generation,
+              events.parked_at
 ),
 moved as (
     insert into sideline.resolved (
@@ -4112,7 +4120,7 @@ moved as (
         fingerprint, handler_version, timestamp_ms, attempts, generation, parked_at
     )
     select %(pipeline)s, topic, partition, "offset", incarnation, place, former_queue, why, stage,
-           error, fingerprint, %(version)s, timestamp_ms, attempts, generation, parked_at
+           error, fingerprint, handler_version, timestamp_ms, attempts, generation, parked_at
     from gone
 )
 select count(*)
