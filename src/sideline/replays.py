@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec import Struct, structs
@@ -24,6 +25,9 @@ GROWTH = 4
 LEAST_TRIED = 10
 # A queue of no more than this share of a slice is not cut.
 SHORT = 0.125
+# The state of events without which the stream has gone on: later ones of their key may be applied.
+DEAD = "dead"
+_STATE = attrgetter("state")
 
 
 class Item(NamedTuple):
@@ -60,11 +64,6 @@ class Waiting(Struct, frozen=True, gc=False):
     event: Event
     lost: bool = False
     """Whether its bytes are gone: it cannot be applied any more."""
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether the stream has gone on without it: later events of its key may be applied."""
-        return self.state == "dead"
 
     @property
     def order(self) -> int | bytes | None:
@@ -199,9 +198,7 @@ def one_key_each(waiting: Sequence[Waiting]) -> bool:
 
 
 def judge(
-    handled: Handled,
-    orders: Sequence[Hashable | None],
-    failed: Mapping[int, Failure | None],
+    handled: Handled, waiting: Sequence[Waiting], failed: Mapping[int, Failure | None]
 ) -> Verdict:
     """What to write down of handled events, once their effects are written.
 
@@ -219,7 +216,7 @@ def judge(
     verdict = Verdict([], [], {}, duplicates)
     stopped: set[Hashable] = set()
     for place, effects in enumerate(handled.effects):
-        order = orders[place]
+        order = waiting[place].order
         if order in stopped:
             continue
         if place in handled.duplicates:
@@ -235,6 +232,12 @@ def judge(
         else:
             verdict.applied.append(place)
     return verdict
+
+
+def dead_places(waiting: Sequence[Waiting]) -> list[int]:
+    """Where dead events stand: nowhere, mostly."""
+    states = list(map(_STATE, waiting))
+    return [place for place, state in enumerate(states) if state == DEAD] if DEAD in states else []
 
 
 def causes_left(events: Iterable[Waiting]) -> Counter[tuple[int, str]]:

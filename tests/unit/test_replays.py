@@ -117,17 +117,18 @@ def test_whether_keys_tell_queues_apart(events, told):
 
 def test_what_stands_behind_a_failed_one_stays():
     """In its order only; what returned nothing is filtered (C1, R3)."""
-    verdict = judge(handled(EFFECT, (), EFFECT, EFFECT, parked=[2]), ["a", "a", "a", "a"], {})
+    same, other = waiting(1, b"a"), waiting(2, b"b")
+    verdict = judge(handled(EFFECT, (), EFFECT, EFFECT, parked=[2]), [same] * 4, {})
     assert (verdict.applied, verdict.filtered, list(verdict.failed)) == ([0], [1], [2])
-    verdict = judge(handled(EFFECT, EFFECT, EFFECT, parked=[0]), ["a", "b", "a"], {})
+    verdict = judge(handled(EFFECT, EFFECT, EFFECT, parked=[0]), [same, other, same], {})
     assert (verdict.applied, list(verdict.failed)) == ([1], [0])
 
 
 def test_what_came_back_is_told_in_order():
     """Applied and filtered ones, where nothing failed."""
-    verdict = judge(handled(EFFECT, (), EFFECT), [None] * 3, {})
+    verdict = judge(handled(EFFECT, (), EFFECT), [waiting(None, None)] * 3, {})
     assert (verdict.applied, verdict.filtered, verdict.gone) == ([0, 2], [1], [0, 1, 2])
-    assert judge(handled(EFFECT, EFFECT), [None] * 2, {}).gone == [0, 1]
+    assert judge(handled(EFFECT, EFFECT), [waiting(None, None)] * 2, {}).gone == [0, 1]
 
 
 def test_only_what_was_parked_for_a_cause_leaves_it():

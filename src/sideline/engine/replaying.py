@@ -37,6 +37,7 @@ from sideline.replays import (
     Verdict,
     Waiting,
     choose,
+    dead_places,
     judge,
     one_key_each,
     pace,
@@ -352,9 +353,10 @@ class Replayer:
             return step._replace(done=done, tried=len(read.failed))
         if not read.waiting:
             return step._replace(failure=read.failure)
-        dead = next((one.event for one in read.waiting if one.is_dead), None)
-        if dead is not None and (refused := guardrail.unseen(self._pipeline)) is not None:
-            return step._replace(failure=Failure(dead, "guardrail", refused))
+        dead = dead_places(read.waiting)
+        if dead and (refused := guardrail.unseen(self._pipeline)) is not None:
+            event = read.waiting[dead[0]].event
+            return step._replace(failure=Failure(event, "guardrail", refused))
         return self._apply(held, choice, read, aside, step)
 
     def _behind_none(self, held: Held, choice: Choice, waiting: list[Waiting]) -> list[Waiting]:
@@ -362,7 +364,9 @@ class Replayer:
 
         They stay dead with it. Where the policy gives up order anyway, or there is none, they go.
         """
-        dead = [one for one in waiting if one.is_dead and one.event.key is not None]
+        dead = [
+            one for place in dead_places(waiting) if (one := waiting[place]).event.key is not None
+        ]
         if not dead or self._pipeline.copies_failures or self._pipeline.independent:
             return waiting
         operation = choice.items[0].operation
@@ -447,7 +451,7 @@ class Replayer:
                 return step
             written, new = self._write(held, handled, read)
         reach("replay-written")
-        verdict = judge(new, _orders(read), self._home.failures(new, written))
+        verdict = judge(new, read.waiting, self._home.failures(new, written))
         self._claims.keep_only([*verdict.applied, *verdict.filtered])
         self._setter.publish(held, new, verdict.applied)
 
@@ -483,9 +487,10 @@ class Replayer:
 
         Not if one fails: that is to be true when it is written down.
         """
-        # Now, when nobody waits for it: a slice of many takes milliseconds to go.
-        self._spent = None
         coming = self._replays.coming(held, delivery, patient)
+        # Now, when nobody waits for it: a slice of many takes milliseconds to go, and by now
+        # PostgreSQL has something to do.
+        self._spent = None
         if coming is None or not patient():
             return
         rows, waiting = coming
@@ -522,7 +527,7 @@ class Replayer:
                     raise
                 handled = handled.prefix(doubt.at)
                 continue
-            verdict = judge(new, _orders(read), {})
+            verdict = judge(new, read.waiting, {})
             passed = {*verdict.gone}
             stop = cut_at(new, {place for place in range(len(new.events)) if place not in passed})
             if stop is None:
@@ -535,7 +540,7 @@ class Replayer:
         self, read: _Read, handled: Handled, failure: Failure | None
     ) -> tuple[Handled, Failure | None]:
         """What comes before the first dead event that would overwrite what overtook it (F9)."""
-        dead = [place for place in range(len(handled.events)) if read.waiting[place].is_dead]
+        dead = dead_places(read.waiting[: len(handled.events)])
         found = guardrail.first_forbidden(self._pipeline, handled.effects, dead)
         if found is None:
             return handled, failure
@@ -624,7 +629,7 @@ class Replayer:
             self._connection.rollback()
             return step._replace(failure=failure)
         reach("replay-written")
-        verdict = judge(handled, _orders(read), {})
+        verdict = judge(handled, read.waiting, {})
         self._claims.keep_only([*verdict.applied, *verdict.filtered])
         self._setter.publish(held, handled, verdict.applied)
         done = self._replays.settle(held, choice, read.waiting, verdict)
@@ -837,17 +842,13 @@ def _name(order: int | bytes | None) -> str | None:
     return f"q{order}" if isinstance(order, int) else f"k{order.hex()}"
 
 
-def _orders(read: _Read) -> list[int | bytes | None]:
-    return [one.order for one in read.waiting]
-
-
 def _incarnations(read: _Read) -> list[int]:
     return [one.incarnation for one in read.waiting]
 
 
 def _called(handled: Handled, read: _Read) -> Verdict:
     """One that returned nothing was called all the same, so it is applied."""
-    verdict = judge(handled, _orders(read), {})
+    verdict = judge(handled, read.waiting, {})
     applied = sorted([*verdict.applied, *verdict.filtered])
     return Verdict(applied, [], verdict.failed, verdict.duplicates)
 
