@@ -27,7 +27,9 @@ LEAST_TRIED = 10
 SHORT = 0.125
 # The state of events without which the stream has gone on: later ones of their key may be applied.
 DEAD = "dead"
-_STATE = attrgetter("state")
+_STATE, _QUEUE, _ITEM = attrgetter("state"), attrgetter("queue"), attrgetter("item")
+_PLACE, _GENERATION = attrgetter("place"), attrgetter("generation")
+_CONSUMED = attrgetter("partition", "state", "incarnation")
 
 
 class Item(NamedTuple):
@@ -238,6 +240,49 @@ def dead_places(waiting: Sequence[Waiting]) -> list[int]:
     """Where dead events stand: nowhere, mostly."""
     states = list(map(_STATE, waiting))
     return [place for place, state in enumerate(states) if state == DEAD] if DEAD in states else []
+
+
+class Going(NamedTuple):
+    """Events that leave their queues, and what the statements that take them out ask of them."""
+
+    rows: Sequence[Waiting]
+    queued: int
+    """How many of them stood in queues."""
+    places: int
+    """The sum of their places."""
+    generations: int
+    less: Counter[int]
+    """How many leave each queue."""
+    lasts: dict[int, int]
+    """The place of the last one of each queue: all before it leave, too."""
+    causes: Counter[tuple[int, str]]
+    consumed: Counter[tuple[int, str, int]]
+    """How many were consumed in which partition, and are there in which state and incarnation."""
+    items: set[tuple[int | None, int]]
+    """Queues and items."""
+
+
+def going(rows: Sequence[Waiting]) -> Going:
+    """What it takes to let these go, in the order of their replay."""
+    queued = rows
+    queues: list[int | None] = list(map(_QUEUE, rows))
+    items = set(zip(queues, map(_ITEM, rows), strict=True))
+    if None in queues:
+        queued = [one for one in rows if one.queue is not None]
+        queues = list(map(_QUEUE, queued))
+    places = list(map(_PLACE, queued))
+    named: list[int] = queues  # type: ignore[assignment]  # as filtered
+    return Going(
+        rows,
+        len(queued),
+        sum(places),
+        sum(map(_GENERATION, queued)),
+        Counter(named),
+        dict(zip(named, places, strict=True)),
+        causes_left(rows),
+        Counter(map(_CONSUMED, rows)),
+        items,
+    )
 
 
 def causes_left(events: Iterable[Waiting]) -> Counter[tuple[int, str]]:

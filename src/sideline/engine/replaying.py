@@ -33,11 +33,13 @@ from sideline.policies import Sideline
 from sideline.replays import (
     FIRST_EVENTS,
     Choice,
+    Going,
     Item,
     Verdict,
     Waiting,
     choose,
     dead_places,
+    going,
     judge,
     one_key_each,
     pace,
@@ -97,6 +99,8 @@ class _Prepared(NamedTuple):
     """As they were read ahead."""
     waiting: list[Waiting]
     handled: Handled
+    going: Going
+    """What it takes to write it down, if all of them go."""
 
 
 class Replayer:
@@ -456,7 +460,7 @@ class Replayer:
         self._setter.publish(held, new, verdict.applied)
 
         def end() -> Done:
-            done = self._replays.settle(held, choice, read.waiting, verdict)
+            done = self._replays.settle(held, choice, read.waiting, verdict, read.going)
             self._replays.commit(held, done, aside)
             return done
 
@@ -497,7 +501,7 @@ class Replayer:
         handled, failure = self._handle(held, waiting)
         if failure is not None or handled.parked:
             return
-        prepared.append(_Prepared(held, rows, waiting, handled))
+        prepared.append(_Prepared(held, rows, waiting, handled, going(waiting)))
         reach("replay-ahead")
         if self._home is not None and patient():
             self._home.foresee(handled)
@@ -643,9 +647,7 @@ class Replayer:
         such an event waits for its turn.
         """
         if self._pipeline.key is None and not any(one.lost for one in waiting):
-            # Without those that turned out to be behind others, it is another slice.
-            same = prepared is not None and waiting is prepared.waiting
-            return _Read(list(waiting), handled=prepared.handled if prepared and same else None)
+            return _prepared_or_new(waiting, prepared)
         read = _Read([])
         stopped: set[int | bytes] = set()
         tried: set[int | bytes] = set()
@@ -831,8 +833,17 @@ class _Read:
     """The event behind them that has to wait."""
     handled: Handled | None = None
     """What their handler said already."""
+    going: Going | None = None
+    """What it takes to write that down, if all of them go."""
     rows: list[tuple[Any, ...]] | None = None
     """What its events were made of; kept to be freed when nobody waits."""
+
+
+def _prepared_or_new(waiting: Sequence[Waiting], prepared: _Prepared | None) -> _Read:
+    # Without those that turned out to be behind others, it is another slice.
+    if prepared is not None and waiting is prepared.waiting:
+        return _Read(prepared.waiting, handled=prepared.handled, going=prepared.going)
+    return _Read(list(waiting))
 
 
 def _name(order: int | bytes | None) -> str | None:

@@ -20,7 +20,16 @@ from sideline.ledger.operating import NONE_SEEN, Counts, Done, Operating, places
 from sideline.ledger.parking import Key, Parking
 from sideline.ledger.records import Elsewhere, waiting_of
 from sideline.ledger.sql import queries
-from sideline.replays import Choice, Item, Verdict, Waiting, causes_left, chosen_again
+from sideline.replays import (
+    Choice,
+    Going,
+    Item,
+    Verdict,
+    Waiting,
+    causes_left,
+    chosen_again,
+    going,
+)
 from sideline.slices import SLICE_BYTES
 
 if TYPE_CHECKING:
@@ -207,17 +216,25 @@ class Replays(Operating):
         return bool(pairs)
 
     def settle(
-        self, held: Held, choice: Choice, waiting: Sequence[Waiting], verdict: Verdict
+        self,
+        held: Held,
+        choice: Choice,
+        waiting: Sequence[Waiting],
+        verdict: Verdict,
+        foreseen: Going | None = None,
     ) -> Done:
         """Write down what became of replayed events, and let keys rejoin whose tail is empty.
 
-        ``waiting`` begins with the events of the verdict.
+        ``waiting`` begins with the events of the verdict. ``foreseen``: what it takes if all of
+        them go, worked out while nobody waited for it.
         """
         failed = {
             place: cause_of(failure.error, failure.stage)
             for place, failure in verdict.failed.items()
         }
-        return self._settle(held, choice, waiting, verdict, failed)
+        whole = foreseen is not None and foreseen.rows is waiting and len(verdict.gone)
+        leaving = foreseen if whole == len(waiting) else None
+        return self._settle(held, choice, waiting, verdict, failed, leaving=leaving)
 
     def _settle(  # noqa: PLR0913, PLR0917 - what is settled, and of what
         self,
@@ -227,37 +244,35 @@ class Replays(Operating):
         verdict: Verdict,
         causes: Mapping[int, Cause],
         homes: Mapping[int, int] = MappingProxyType({}),
+        leaving: Going | None = None,
     ) -> Done:
         """``homes``: of queues that others have joined; then events are named one by one."""
         operation = choice.items[0].operation
-        gone = verdict.gone
-        rows = [waiting[place] for place in gone]
-        # Each queue is replayed from its first event on: the last one tells which are gone.
-        queued = [one for one in rows if one.queue is not None]
+        if leaving is None:
+            rows = [waiting[place] for place in verdict.gone]
+            if homes:
+                rows.sort(key=lambda one: one.place)
+            leaving = going(rows)
         if homes:
-            queued.sort(key=lambda one: one.place)
-        queues: list[int] = [one.queue for one in queued]  # type: ignore[misc]  # as filtered
-        less = Counter(queues)
-        lasts = dict(zip(queues, [one.place for one in queued], strict=True))
-        if homes:
-            self._resolve_single(held, rows)
+            self._resolve_single(held, leaving.rows)
         else:
-            self._resolve(operation, queued, lasts)
-            if len(queued) < len(rows):
-                self._resolve_single(held, [one for one in rows if one.queue is None])
-        self._uncount(held, causes_left([waiting[place] for place in (*gone, *causes)]))
-        if causes:
-            self._fail(held, [waiting[place] for place in causes], list(causes.values()))
-        ended, rejoined = self._shrink(less, lasts)
-        counts = _tally(waiting, verdict)
+            self._resolve(operation, leaving)
+            if leaving.queued < len(leaving.rows):
+                self._resolve_single(held, [one for one in leaving.rows if one.queue is None])
+        failed = [waiting[place] for place in causes]
+        self._uncount(held, leaving.causes + causes_left(failed) if failed else leaving.causes)
+        if failed:
+            self._fail(held, failed, list(causes.values()))
+        ended, rejoined = self._shrink(leaving.less, leaving.lasts)
+        counts = _tally(waiting, verdict, leaving)
         for queue in ended:
             counts[homes.get(queue, held.partition.number)]["rejoined"] += 1
         self._count(held, counts)
-        states = dict.fromkeys([waiting[place].item for place in causes], "failed")
-        for one in {one.item for one in rows if one.queue is None or one.queue in ended}:
-            states.setdefault(one, "done")
+        states = dict.fromkeys([one.item for one in failed], "failed")
+        for item in {item for queue, item in leaving.items if queue is None or queue in ended}:
+            states.setdefault(item, "done")
         seen, states = choice.passed(states)
-        done = Done(len(gone), len(causes), rejoined=rejoined)
+        done = Done(len(leaving.rows), len(causes), rejoined=rejoined)
         return self._account(held, operation, states, done, seen)
 
     # Where effects are records of Kafka: written down first, settled once Kafka has them
@@ -332,20 +347,17 @@ class Replays(Operating):
 
     # Parts of a transaction
 
-    def _resolve(self, operation: int, rows: Sequence[Waiting], lasts: Mapping[int, int]) -> None:
+    def _resolve(self, operation: int, leaving: Going) -> None:
         """Take replayed events out of their queues, if they are still those that were read."""
-        if not rows:
+        if not leaving.queued:
             return
+        # Each queue is replayed from its first event on: the last one tells which are gone.
         names = {
             "operation": operation,
-            "queues": arrays.numbers(list(lasts)),
-            "lasts": arrays.numbers(list(lasts.values())),
+            "queues": arrays.numbers(list(leaving.lasts)),
+            "lasts": arrays.numbers(list(leaving.lasts.values())),
         }
-        wanted = (
-            len(rows),
-            sum([one.place for one in rows]),
-            sum([one.generation for one in rows]),
-        )
+        wanted = (leaving.queued, leaving.places, leaving.generations)
         found = (0, 0, 0)
         for query in ("resolve_queued", "resolve_kept"):
             (row,) = self._connection.execute(queries()[query], names).fetchall()
@@ -411,7 +423,7 @@ def _noted_events(held: Held, note: Mapping[str, Any]) -> dict[int, Waiting]:
     return found
 
 
-def _tally(waiting: _ByPlace, verdict: Verdict) -> Counts:
+def _tally(waiting: _ByPlace, verdict: Verdict, leaving: Going) -> Counts:
     counts = Counts()
     became: dict[str, Sequence[int]] = {
         "applied": verdict.applied,
@@ -419,7 +431,10 @@ def _tally(waiting: _ByPlace, verdict: Verdict) -> Counts:
         "duplicate": verdict.duplicates,
     }
     for name, gone in became.items():
-        kinds = Counter(map(_CONSUMED, map(waiting.__getitem__, gone)))
+        if len(leaving.consumed) == 1:
+            kinds = Counter(dict.fromkeys(leaving.consumed, len(gone)))
+        else:
+            kinds = Counter(map(_CONSUMED, map(waiting.__getitem__, gone)))
         for (partition, state, incarnation), events in kinds.items():
             # An imported one was never consumed by this pipeline.
             if incarnation >= 0:
