@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 
+import psycopg
 import pytest
 
+from sideline.ledger import erasing
 from tests.support.operations import balanced, counts, operate, states
 
 BAD = "bad"
@@ -74,6 +76,25 @@ def test_what_waited_is_applied_in_order_and_its_key_rejoins(grounds, options, f
     ground.run(pipeline=fixed)
     ground.check()
     assert ground.parked() == []
+
+
+def test_words_of_a_released_event_are_erased_with_its_key(grounds):
+    """Nothing of the key is left in the ledger, and of others' words nothing is gone (R6, S6)."""
+    ground = grounds(handler="failing")
+    ground.publish([("zoe", BAD), ("bob", "Bob")])
+    ground.run()
+    release(ground)
+    ground.run(pipeline=FIXED)
+    quoted = "select message <> '', traceback <> '', last_key from sideline.causes"
+    assert ground.query(quoted) == [(True, True, b"zoe")]
+    with psycopg.connect(ground.database) as connection:
+        for key, causes in ((b"bob", 0), (b"zoe", 1)):
+            assert erasing.find(connection, "ground", key).causes == causes
+            erasing.erase(connection, "ground", key, actor="me", reason="request 815")
+            assert ground.query(quoted) == [
+                (True, True, b"zoe") if not causes else (False, False, None)
+            ]
+    balanced(ground.database)
 
 
 def test_nothing_comes_back_unless_somebody_asks(grounds):

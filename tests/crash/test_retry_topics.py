@@ -424,3 +424,23 @@ def test_the_dead_of_a_chain_come_back(chains, capsys):
     # Neither another copy nor a record in the topic that others read.
     assert (chain.dead_letters(), ground.ends()) == (letters, ends)
     assert chain.unsent() == 0
+
+
+def test_words_of_who_came_back_are_erased_with_the_key(chains, capsys):
+    """What a cause quotes goes with the key, though the event itself is long applied (R6, S6)."""
+    chain = chains(delays=["100ms"])
+    ground = chain.ground
+    ground.publish([("zoey", "heals:1")])
+    chain.settle()
+    assert [row[1] for row in chain.states()] == ["resolved"]
+    ((message, traceback),) = ground.query("select message, traceback from sideline.causes")
+    assert message
+    assert traceback
+    erase = ["erase", "--pipeline", "ground", "--key", "zoey", "--reason", "request 815", "--json"]
+    erase += ["--database", ground.database]
+    assert main.run(erase) == 0
+    assert json.loads(capsys.readouterr().out)["causes"] == 1
+    assert main.run([*erase, "--execute"]) == 0
+    quoted = ground.query("select message, traceback, last_key from sideline.causes")
+    assert quoted == [("", "", None)]
+    chain.check_books()

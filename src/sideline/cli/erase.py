@@ -44,7 +44,7 @@ def erase(  # noqa: PLR0913 - one parameter an option
         if found.waiting:
             raise erasing.still_waiting(pipeline, found.waiting)
         erased = 0
-        if execute and found.events:
+        if execute and (found.events or found.causes):
             erased = erasing.erase(
                 connection, pipeline, wanted, topic=topic, actor=audit.actor(), reason=why
             )
@@ -54,16 +54,19 @@ def erase(  # noqa: PLR0913 - one parameter an option
                 "pipeline": pipeline,
                 "events": found.states,
                 "erased_before": found.erased,
+                "causes": found.causes,
                 "erased": erased,
                 "executed": execute,
             }
         )
         return
-    if not found.events:
+    if not found.events and not found.causes:
         _speak(f"The ledger has no event of that key in pipeline {pipeline}.")
         return
     counts = ", ".join(f"{number:,} {state}" for state, number in sorted(found.states.items()))
-    _speak(f"Events of that key in pipeline {pipeline}: {counts}.")
+    _speak(f"Events of that key in pipeline {pipeline}: {counts or 'none'}.")
+    if found.causes:
+        _speak(f"Causes of failures that quote an event of that key: {found.causes:,}.")
     if execute:
         _speak(f"Erased for good: {erased:,}. What Kafka has of them is still there.")
     else:

@@ -41,6 +41,8 @@ class Found:
     states: dict[str, int]
     erased: int
     """Of these: without bytes already."""
+    causes: int = 0
+    """Causes of failures that quote one, though it may have come back long ago."""
 
     @property
     def waiting(self) -> int:
@@ -58,8 +60,10 @@ def find(connection: Connection, pipeline: str, key: bytes, topic: str | None = 
     check_known(connection, pipeline)
     named = {"pipeline": pipeline, "key": key, "topic": topic}
     rows = connection.execute(queries()["events_of_key"], named).fetchall()
+    ((causes,),) = connection.execute(queries()["causes_of_key"], named).fetchall()
     connection.rollback()
-    return Found({state: number for state, number, _ in rows}, sum(row[2] for row in rows))
+    states = {state: number for state, number, _ in rows}
+    return Found(states, sum(row[2] for row in rows), int(causes))
 
 
 def erase(  # noqa: PLR0913 - whose, why and who
@@ -90,7 +94,7 @@ def erase(  # noqa: PLR0913 - whose, why and who
             "offsets": [one.offset for one in erased],
         }
         for query in ("erase_causes", "erase_outbox"):
-            connection.execute(queries()[query], {"pipeline": pipeline, **spots})
+            connection.execute(queries()[query], {**named, **spots})
         connection.execute(queries()["give_up_dead"], {"pipeline": pipeline, **_dead(erased)})
         _take_copies_away(connection, pipeline, erased)
         _erase_words(connection, pipeline, key)

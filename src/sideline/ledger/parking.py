@@ -279,7 +279,7 @@ class Parking:
 
     def count(self, spot: Partition, failed: Sequence[tuple[Cause, str, Event]]) -> None:
         """Count why events of a partition failed, and what became of each."""
-        last = {cause.fingerprint: (cause, event.offset) for cause, _, event in failed}
+        last = {cause.fingerprint: (cause, event) for cause, _, event in failed}
         counts = Counter([(cause.fingerprint, fate) for cause, fate, _ in failed])
         causes = [cause for cause, _ in last.values()]
         if self.pends:
@@ -302,7 +302,8 @@ class Parking:
                 "places": [cause.place for cause in causes],
                 "messages": [cause.message for cause in causes],
                 "tracebacks": [cause.traceback for cause in causes],
-                "offsets": [offset for _, offset in last.values()],
+                "offsets": [event.offset for _, event in last.values()],
+                "keys": arrays.blobs([event.key for _, event in last.values()]),
                 "parked": [counts[name, "parked"] for name in last],
                 "skipped": [counts[name, "skipped"] for name in last],
                 "retried": [counts[name, "retrying"] for name in last],

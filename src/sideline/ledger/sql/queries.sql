@@ -174,11 +174,11 @@ with taken_in as (
     )
     order by given.number
     on conflict do nothing
-    returning topic, partition, "offset", place, fingerprint, error, stage, message, traceback
+    returning topic, partition, "offset", place, key, fingerprint, error, stage, message, traceback
 ), counted as (
     insert into sideline.causes (
         pipeline, topic, partition, fingerprint, error, stage, place, message, traceback,
-        last_offset, dead
+        last_offset, last_key, dead
     )
     select %(pipeline)s, topic, partition, fingerprint,
            (array_agg(error order by place desc))[1],
@@ -187,6 +187,7 @@ with taken_in as (
            (array_agg(message order by place desc))[1],
            (array_agg(traceback order by place desc))[1],
            (array_agg("offset" order by place desc))[1],
+           (array_agg(key order by place desc))[1],
            count(*)
     from taken_in
     group by topic, partition, fingerprint
@@ -195,6 +196,7 @@ with taken_in as (
     set message = excluded.message,
         traceback = excluded.traceback,
         last_offset = excluded.last_offset,
+        last_key = excluded.last_key,
         dead = causes.dead + excluded.dead,
         last_at = now()
 )
@@ -1097,17 +1099,28 @@ where events.pipeline = gone.pipeline
 returning events.topic, events.partition, events."offset", events.incarnation,
           gone.state = 'dead' and gone.incarnation >= 0, gone.copy_topic
 
+-- name: causes_of_key
+-- How many causes still quote an event of a record's key, which may have come back long ago.
+select count(*)
+from sideline.causes
+where pipeline = %(pipeline)s
+  and last_key = %(key)s
+  and (%(topic)s::text is null or topic = %(topic)s)
+
 -- name: erase_causes
--- What was said of the last event of a cause, where that one is erased.
+-- What was said of the last event of a cause, where that one is erased, or was of that key.
 update sideline.causes
 set message = '',
-    traceback = ''
-from unnest(%(topics)s::text[], %(partitions)s::integer[], %(offsets)s::bigint[])
-    as gone (topic, partition, "offset")
-where causes.pipeline = %(pipeline)s
-  and causes.topic = gone.topic
-  and causes.partition = gone.partition
-  and causes.last_offset = gone."offset"
+    traceback = '',
+    last_key = null
+where pipeline = %(pipeline)s
+  and (
+      last_key = %(key)s and (%(topic)s::text is null or topic = %(topic)s)
+      or (topic, partition, last_offset) in (
+          select *
+          from unnest(%(topics)s::text[], %(partitions)s::integer[], %(offsets)s::bigint[])
+      )
+  )
 
 -- name: erase_outbox
 -- Copies of erased events that have not left: without a value they say that there is nothing more.
@@ -1454,13 +1467,13 @@ from unnest(
 -- Why events of a slice failed, how many of them, and the last one as an example.
 insert into sideline.causes (
     pipeline, topic, partition, fingerprint, error, stage, place, message, traceback,
-    last_offset, parked, skipped, retried, dead
+    last_offset, last_key, parked, skipped, retried, dead
 )
 select %(pipeline)s, %(topic)s, %(partition)s, given.*
 from unnest(
     %(fingerprints)s::text[], %(errors)s::text[], %(stages)s::text[], %(places)s::text[],
-    %(messages)s::text[], %(tracebacks)s::text[], %(offsets)s::bigint[], %(parked)s::bigint[],
-    %(skipped)s::bigint[], %(retried)s::bigint[], %(dead)s::bigint[]
+    %(messages)s::text[], %(tracebacks)s::text[], %(offsets)s::bigint[], %(keys)s::bytea[],
+    %(parked)s::bigint[], %(skipped)s::bigint[], %(retried)s::bigint[], %(dead)s::bigint[]
 ) as given
 order by 4
 on conflict (pipeline, fingerprint, topic, partition) do update
@@ -1468,6 +1481,7 @@ set place = excluded.place,
     message = excluded.message,
     traceback = excluded.traceback,
     last_offset = excluded.last_offset,
+    last_key = excluded.last_key,
     parked = causes.parked + excluded.parked,
     skipped = causes.skipped + excluded.skipped,
     retried = causes.retried + excluded.retried,
