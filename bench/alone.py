@@ -12,9 +12,10 @@ from typing import NamedTuple, Self
 import psycopg
 
 from sideline import Event, FloodGuard, Pipeline
+from sideline.engine.attempts import SLICE_EVENTS
 from sideline.engine.handling import handle
 from sideline.engine.lease import Partition
-from sideline.engine.replaying import SLICE_EVENTS, Replayer
+from sideline.engine.replaying import Replayer
 from sideline.events import Delivery
 from sideline.homes.postgres import PostgresHome
 from sideline.homes.setbacks import Setter

@@ -12,7 +12,7 @@ from psycopg.pq import TransactionStatus
 
 from sideline import Calls, Event, Insert, Kafka, Pipeline, Skip
 from sideline.clock import SystemClock
-from sideline.engine import replaying
+from sideline.engine import attempts, replaying
 from sideline.engine.lease import Partition
 from sideline.engine.replaying import Replayer
 from sideline.errors import FencedError
@@ -289,7 +289,7 @@ def patient(monkeypatch):
     monkeypatch.setattr(
         replaying, "beside", lambda asks, own: beside(asks, lambda _: own(lambda: True))
     )
-    monkeypatch.setattr(replaying, "QUICK_SECONDS", 60.0)
+    monkeypatch.setattr(attempts, "QUICK_SECONDS", 60.0)
 
 
 @pytest.fixture(params=["read", "handled"])
@@ -541,7 +541,7 @@ def test_a_handler_is_not_called_for_nothing(bench, monkeypatch, why):
     operate(bench.database, "login")
     told = handled_by(bench)
     if why == "slow":
-        monkeypatch.setattr(replaying, "QUICK_SECONDS", 0.0)
+        monkeypatch.setattr(attempts, "QUICK_SECONDS", 0.0)
     elif why == "rate":
         bench.pipeline.rate = 1_000.0
     replayer = bench.replayer()

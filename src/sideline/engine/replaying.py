@@ -6,8 +6,6 @@ state in one transaction. Live events of other keys go on in between.
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import takewhile
@@ -16,12 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sideline import guardrail
 from sideline.classify import kind_of
 from sideline.crashpoints import reach
-from sideline.engine import current
+from sideline.engine.attempts import Attempts, Prepared, Read
 from sideline.engine.beside import beside
-from sideline.engine.current import Asking, is_from_outside
-from sideline.engine.handling import NOBODY, handle, publishes, runs_sql
-from sideline.engine.window import Entry, Pool, Window
-from sideline.errors import GuardrailError, NonRecoverable
+from sideline.engine.handling import NOBODY
+from sideline.errors import GuardrailError
 from sideline.homes.duplicates import Ahead, Claims, Doubtful, cut_at
 from sideline.homes.postgres import PostgresHome
 from sideline.homes.savepoints import is_data
@@ -29,11 +25,9 @@ from sideline.homes.setbacks import Setter
 from sideline.ledger.operating import Done
 from sideline.ledger.replay import Replays
 from sideline.ledger.store import Stale
-from sideline.policies import Sideline
 from sideline.replays import (
     FIRST_EVENTS,
     Choice,
-    Going,
     Item,
     Verdict,
     Waiting,
@@ -41,7 +35,6 @@ from sideline.replays import (
     dead_places,
     going,
     judge,
-    one_key_each,
     pace,
 )
 from sideline.sinks import Calls, Postgres
@@ -51,6 +44,7 @@ if TYPE_CHECKING:
     import psycopg
 
     from sideline.clock import Clock
+    from sideline.engine.window import Pool
     from sideline.events import Delivery, Event
     from sideline.homes.kafka import KafkaHome
     from sideline.homes.outgoing import Outgoing
@@ -62,17 +56,8 @@ if TYPE_CHECKING:
     from sideline.pipeline import Pipeline
     from sideline.slices import Aside
 
-# Events of a slice at most: live ones wait no longer than for one of these.
-SLICE_EVENTS = 5_000
-# Side by side, a slice is over when its last event is: how many fit into this is learned.
-WINDOW_SECONDS = 0.25
-WAIT_SECONDS = 0.05
-_LOST = "its bytes are gone: neither the ledger nor Kafka has them any more"
 # With a rate, a slice is about this much of it.
 PACE_SECONDS = 0.25
-# A handler that is quicker than this with an event asks nobody else: no call is made twice where
-# it is called for the next slice already.
-QUICK_SECONDS = 50e-6
 # Smaller slices are not read ahead while they grow: a release of few events needs no second
 # connection.
 AHEAD_EVENTS = 1_000
@@ -89,18 +74,6 @@ class Step(NamedTuple):
     tried: int = 0
     wait_seconds: float = 0.0
     """How long the operation's rate wants it to wait now."""
-
-
-class _Prepared(NamedTuple):
-    """Events of the next slice, handled while the one before it was written down."""
-
-    held: Held
-    rows: list[tuple[Any, ...]]
-    """As they were read ahead."""
-    waiting: list[Waiting]
-    handled: Handled
-    going: Going
-    """What it takes to write it down, if all of them go."""
 
 
 class Replayer:
@@ -127,26 +100,21 @@ class Replayer:
         self._replays = replays
         self._claims = claims = claims or Claims(pipeline, connection)
         self._clock = clock
-        self._pool = pool
         self._knows = knows
         """Whether an event has been through ``prepare=``; None: there is no such step."""
         self._writer = writer
         self.operation: int | None = None
         """What the last slice was about."""
-        self._window_events = pipeline.concurrency
-        # Whatever the policy: what a person released and what fails again goes back aside.
-        self._again = copy.copy(pipeline)
-        self._again.on_failure = Sideline()
+        self._attempts = Attempts(pipeline, clock, pool)
         self._in_transaction = pipeline.wants_transaction
-        self._orders: dict[int, str | None] = {}
         self._home: PostgresHome | None = None
         self._publishing = publishing
         self._calls = isinstance(pipeline.sink, Calls)
         if isinstance(pipeline.sink, Postgres):
             # The flood guard counts what arrives, not what comes back.
-            setter = Setter(self._again, parking, guarded=False, outgoing=outgoing)
-            self._setter = setter
-            self._home = PostgresHome(self._again, connection, writer, ledger, setter, claims)
+            again = self._attempts.again
+            self._setter = setter = Setter(again, parking, guarded=False, outgoing=outgoing)
+            self._home = PostgresHome(again, connection, writer, ledger, setter, claims)
         # Side by side a slice takes as many events as were quick; what came through ``prepare=``
         # is known only in its own round.
         self._foresees = self._home is not None and pool is None and knows is None
@@ -154,11 +122,9 @@ class Replayer:
         # would be thrown away.
         plain = pipeline.key is None and pipeline.rate is None and not claims.wanted
         self._prepares = self._foresees and plain
-        self._prepared: _Prepared | None = None
+        self._prepared: Prepared | None = None
         self._spent: object = None
         """The last slice, which is over; freed while PostgreSQL works on the next one."""
-        self._quick = False
-        """Whether the handler was, with the last slice."""
         self._likely = FIRST_EVENTS
         """So many events the next slice will most likely have at most."""
 
@@ -274,7 +240,7 @@ class Replayer:
         """Whether waiting does not help: the code or its tables do not fit."""
         if issubclass(type(failure.error), GuardrailError):
             return True
-        return self._again.fate(failure.error, own=failure.stage == "write") == "stops"
+        return self._attempts.again.fate(failure.error, own=failure.stage == "write") == "stops"
 
     def undo(self) -> None:
         """Nothing of a refused slice stays."""
@@ -322,7 +288,7 @@ class Replayer:
         delivery: Delivery,
         *,
         rows: list[tuple[Any, ...]] | None = None,
-        prepared: _Prepared | None = None,
+        prepared: Prepared | None = None,
         next_limit: int,
     ) -> Step:
         """``rows``: as they were read ahead, and perhaps ``prepared``.
@@ -350,7 +316,7 @@ class Replayer:
                 return Step()
         if not waiting:
             return step
-        read = self._readable(waiting, prepared)
+        read = self._attempts.readable(waiting, prepared)
         read.rows = rows
         if read.failed:
             done = self._write_down(held, choice, waiting, Verdict([], [], read.failed), aside)
@@ -391,7 +357,7 @@ class Replayer:
         return list(takewhile(lambda one: knows(one.event), waiting))
 
     def _apply(
-        self, held: Held, choice: Choice, read: _Read, aside: Aside | None, step: Step
+        self, held: Held, choice: Choice, read: Read, aside: Aside | None, step: Step
     ) -> Step:
         ahead = self._look_ahead(held, read)
         if ahead.what == "repeated":
@@ -407,14 +373,14 @@ class Replayer:
         return self._apply_new(held, choice, read, aside, step)
 
     def _apply_new(
-        self, held: Held, choice: Choice, read: _Read, aside: Aside | None, step: Step
+        self, held: Held, choice: Choice, read: Read, aside: Aside | None, step: Step
     ) -> Step:
         if self._in_transaction and self._home is not None:
             return self._apply_in_transaction(held, choice, read, aside, step)
         if read.handled is not None:
             handled, failure = read.handled, None
         else:
-            handled, failure = self._handle(held, read.waiting)
+            handled, failure = self._attempts.handle(held, read.waiting)
         reach("replay-handled")
         handled, failure = self._in_order(read, handled, failure or read.failure)
         handled, unsendable = self._sendable(handled)
@@ -437,7 +403,7 @@ class Replayer:
         self,
         held: Held,
         choice: Choice,
-        read: _Read,
+        read: Read,
         aside: Aside | None,
         step: Step,
         handled: Handled,
@@ -465,7 +431,7 @@ class Replayer:
             return done
 
         if self._is_passed(choice, read, verdict):
-            prepared: list[_Prepared] = []
+            prepared: list[Prepared] = []
             delivery = read.waiting[0].event.delivery
             done = beside(end, partial(self._prepare, held, delivery, prepared))
             # Behind a slice that is refused, this is not what comes next.
@@ -475,16 +441,16 @@ class Replayer:
             done = end()
         return step._replace(done=done, tried=len(handled.events))
 
-    def _is_passed(self, choice: Choice, read: _Read, verdict: Verdict) -> bool:
+    def _is_passed(self, choice: Choice, read: Read, verdict: Verdict) -> bool:
         """Whether what was read ahead comes next, and is worth a handler's time already."""
         whole = len(verdict.gone) == len(read.waiting) == sum(choice.limits)
-        return self._prepares and self._onward and self._quick and whole
+        return self._prepares and self._onward and self._attempts.quick and whole
 
     def _prepare(
         self,
         held: Held,
         delivery: Delivery,
-        prepared: list[_Prepared],
+        prepared: list[Prepared],
         patient: Callable[[], bool],
     ) -> None:
         """Handle what comes next: events of other queues, so it is the same before and after.
@@ -498,10 +464,10 @@ class Replayer:
         if coming is None or not patient():
             return
         rows, waiting = coming
-        handled, failure = self._handle(held, waiting)
+        handled, failure = self._attempts.handle(held, waiting)
         if failure is not None or handled.parked:
             return
-        prepared.append(_Prepared(held, rows, waiting, handled, going(waiting)))
+        prepared.append(Prepared(held, rows, waiting, handled, going(waiting)))
         reach("replay-ahead")
         if self._home is not None and patient():
             self._home.foresee(handled)
@@ -510,7 +476,7 @@ class Replayer:
         self,
         held: Held,
         choice: Choice,
-        read: _Read,
+        read: Read,
         handled: Handled,
         aside: Aside | None,
     ) -> Done:
@@ -519,7 +485,7 @@ class Replayer:
         return self._publishing.replay(held, choice, read.waiting, new, verdict, aside)
 
     def _claim_to_publish(
-        self, held: Held, handled: Handled, read: _Read
+        self, held: Held, handled: Handled, read: Read
     ) -> tuple[Handled, Verdict]:
         """Fence and claim, and what is to be written down; the transaction stays open."""
         while True:
@@ -541,7 +507,7 @@ class Replayer:
             handled = handled.prefix(stop)
 
     def _in_order(
-        self, read: _Read, handled: Handled, failure: Failure | None
+        self, read: Read, handled: Handled, failure: Failure | None
     ) -> tuple[Handled, Failure | None]:
         """What comes before the first dead event that would overwrite what overtook it (F9)."""
         dead = dead_places(read.waiting[: len(handled.events)])
@@ -559,7 +525,7 @@ class Replayer:
         first = min(errors)
         return handled.prefix(first), errors[first]
 
-    def _look_ahead(self, held: Held, read: _Read) -> Ahead:
+    def _look_ahead(self, held: Held, read: Read) -> Ahead:
         """Which messages the events bring: before the handler, where it acts by itself (K7)."""
         count = len(read.waiting)
         if not self._claims.wanted:
@@ -578,7 +544,7 @@ class Replayer:
             self._connection.rollback()
         return ahead
 
-    def _given(self, held: Held, read: _Read) -> Handled:
+    def _given(self, held: Held, read: Read) -> Handled:
         at, events = held.next_offset, [one.event for one in read.waiting]
         return Handled(at, at, events, [NOTHING] * len(events))
 
@@ -586,13 +552,13 @@ class Replayer:
         self,
         held: Held,
         choice: Choice,
-        read: _Read,
+        read: Read,
         failure: Failure,
         aside: Aside | None,
         step: Step,
     ) -> Step:
         """The first event fails without its effects: whose message nobody can name, or send."""
-        if self._again.fate(failure.error) != "parked":
+        if self._attempts.again.fate(failure.error) != "parked":
             return step._replace(failure=failure)
         verdict = Verdict([], [], {0: failure})
         done = self._write_down(held, choice, read.waiting, verdict, aside)
@@ -606,11 +572,11 @@ class Replayer:
         return cut_at(new, {*written.failed, *written.followers, *new.setbacks})
 
     def _apply_in_transaction(
-        self, held: Held, choice: Choice, read: _Read, aside: Aside | None, step: Step
+        self, held: Held, choice: Choice, read: Read, aside: Aside | None, step: Step
     ) -> Step:
         assert self._home is not None  # noqa: S101 - for the type checker
         self._begin(held, read)
-        self._plan(read.waiting)
+        self._attempts.plan(read.waiting)
         before = self._home.transaction_id()
         if self._claims.take(held, self._given(held, read), _incarnations(read)):
             # Somebody applied one of these messages meanwhile.
@@ -640,104 +606,7 @@ class Replayer:
         self._replays.commit(held, done, aside)
         return step._replace(done=done, failure=failure, tried=len(handled.events))
 
-    def _readable(self, waiting: Sequence[Waiting], prepared: _Prepared | None) -> _Read:
-        """What can be tried now; where ``key=`` fails or bytes are gone, the event does (F14).
-
-        Those at the heads of their queues fail at once, without the handler; what comes behind
-        such an event waits for its turn.
-        """
-        if self._pipeline.key is None and not any(one.lost for one in waiting):
-            return _prepared_or_new(waiting, prepared)
-        read = _Read([])
-        stopped: set[int | bytes] = set()
-        tried: set[int | bytes] = set()
-        for place, one in enumerate(waiting):
-            order = one.order
-            if order in stopped:
-                continue
-            key, error = self._key_of(one)
-            if error is not None:
-                failure = Failure(one.event, "read" if one.lost else "key", error)
-                if self._again.fate(error) != "parked":
-                    read.failure = failure
-                    break
-                if order is None or order not in tried:
-                    read.failed[place] = failure
-                if order is not None:
-                    stopped.add(order)
-                continue
-            if order is not None:
-                tried.add(order)
-            if key is not None:
-                read.keys.append((key, one.queue))
-            read.waiting.append(one)
-        return read
-
-    def _key_of(self, one: Waiting) -> tuple[bytes | None, BaseException | None]:
-        """What ``key=`` says of an event, or why nobody can tell."""
-        if one.lost:
-            return None, NonRecoverable(_LOST)
-        if self._pipeline.key is None:
-            return None, None
-        try:
-            with current.of(Asking(one.event)):
-                return self._pipeline.key_of(one.event), None
-        # The user's own function, like a handler.
-        except BaseException as error:
-            if is_from_outside(error):
-                raise
-            return None, error
-
-    def _handle(self, held: Held, waiting: Sequence[Waiting]) -> tuple[Handled, Failure | None]:
-        if self._pool is not None:
-            return self._side_by_side(self._pool, held, waiting[: self._window_events])
-        self._plan(waiting)
-        at = held.next_offset
-        events = [one.event for one in waiting]
-        started = self._clock.monotonic()
-        result = handle(self._again, events, start=at, end=at, clock=self._clock)
-        self._quick = self._clock.monotonic() - started < QUICK_SECONDS * len(events)
-        return result
-
-    def _plan(self, waiting: Sequence[Waiting]) -> None:
-        """By which key events wait for each other; the records' own are quicker where they do."""
-        if one_key_each(waiting):
-            self._again.key = None
-        else:
-            self._orders = {id(one.event): _name(one.order) for one in waiting}
-            self._again.key = self._order
-
-    def _order(self, event: Event) -> str | None:
-        return self._orders[id(event)]
-
-    def _side_by_side(
-        self, pool: Pool, held: Held, waiting: Sequence[Waiting]
-    ) -> tuple[Handled, Failure | None]:
-        """Queues side by side, the events of each in order."""
-        started = self._clock.monotonic()
-        orders = {id(one.event): _name(one.order) for one in waiting}
-        partition = held.partition
-
-        def order(event: Event) -> bytes | None:
-            name = orders[id(event)]
-            return None if name is None else name.encode()
-
-        window = Window(pool, order, derives=True)
-        events = [one.event for one in waiting]
-        window.add(partition, events, NOBODY, fate=lambda _, error: self._again.fate(error))
-        try:
-            # Nothing is given up half way: an outside call would be made again.
-            while window.finished(partition) < len(events) and not window.blocked_at(partition):
-                window.wait(WAIT_SECONDS)
-            taken, failure = window.take(partition, len(events))
-        finally:
-            window.close()
-        quick = self._clock.monotonic() - started < WINDOW_SECONDS
-        grown = self._window_events * 2 if quick else self._window_events // 2
-        self._window_events = max(self._pipeline.concurrency, min(grown, SLICE_EVENTS))
-        return _handled(taken, held.next_offset), failure
-
-    def _write(self, held: Held, handled: Handled, read: _Read) -> tuple[Written, Handled]:
+    def _write(self, held: Held, handled: Handled, read: Read) -> tuple[Written, Handled]:
         """Fence, then effects; the transaction stays open, with what failed taken out."""
         home = self._home
         assert home is not None  # noqa: S101 - for the type checker
@@ -757,7 +626,7 @@ class Replayer:
         new = self._claim(held, handled, read)
         return home.write(new), new
 
-    def _claim(self, held: Held, handled: Handled, read: _Read) -> Handled:
+    def _claim(self, held: Held, handled: Handled, read: Read) -> Handled:
         """Fence, then claim the messages; what was applied before is taken out (K7)."""
         self._begin(held, read)
         incarnations = _incarnations(read)
@@ -773,12 +642,12 @@ class Replayer:
             (
                 place
                 for place, error in written.failed.items()
-                if self._again.fate(error, own=True) in {"waits", "stops"}
+                if self._attempts.again.fate(error, own=True) in {"waits", "stops"}
             ),
             default=None,
         )
 
-    def _begin(self, held: Held, read: _Read) -> None:
+    def _begin(self, held: Held, read: Read) -> None:
         queues = [one.queue for one in read.waiting if one.queue is not None]
         self._replays.begin(held, (one.partition for one in read.waiting), queues)
         if read.keys and self._replays.strangers(held, read.keys):
@@ -799,7 +668,7 @@ class Replayer:
         self._replays.begin(held, (one.partition for one in waiting), queues)
         if called:
             left = {*range(len(waiting))} - {*verdict.applied}
-            read = _Read(list(waiting))
+            read = Read(list(waiting))
             self._claims.unclaim(held, self._given(held, read), left, _incarnations(read))
         done = self._replays.settle(held, choice, waiting, verdict)
         self._replays.commit(held, done, aside)
@@ -820,59 +689,12 @@ class Replayer:
         return done
 
 
-@dataclasses.dataclass(slots=True)
-class _Read:
-    """Events of a slice as far as they can be tried."""
-
-    waiting: list[Waiting]
-    keys: list[tuple[bytes, int | None]] = dataclasses.field(default_factory=list)
-    """What ``key=`` says of them, and the queues that they are in."""
-    failed: dict[int, Failure] = dataclasses.field(default_factory=dict)
-    """By place among all that was read: heads of queues of which ``key=`` makes nothing."""
-    failure: Failure | None = None
-    """The event behind them that has to wait."""
-    handled: Handled | None = None
-    """What their handler said already."""
-    going: Going | None = None
-    """What it takes to write that down, if all of them go."""
-    rows: list[tuple[Any, ...]] | None = None
-    """What its events were made of; kept to be freed when nobody waits."""
-
-
-def _prepared_or_new(waiting: Sequence[Waiting], prepared: _Prepared | None) -> _Read:
-    # Without those that turned out to be behind others, it is another slice.
-    if prepared is not None and waiting is prepared.waiting:
-        return _Read(prepared.waiting, handled=prepared.handled, going=prepared.going)
-    return _Read(list(waiting))
-
-
-def _name(order: int | bytes | None) -> str | None:
-    """As a key: no record's key is taken for a queue."""
-    if order is None:
-        return None
-    return f"q{order}" if isinstance(order, int) else f"k{order.hex()}"
-
-
-def _incarnations(read: _Read) -> list[int]:
+def _incarnations(read: Read) -> list[int]:
     return [one.incarnation for one in read.waiting]
 
 
-def _called(handled: Handled, read: _Read) -> Verdict:
+def _called(handled: Handled, read: Read) -> Verdict:
     """One that returned nothing was called all the same, so it is applied."""
     verdict = judge(handled, read.waiting, {})
     applied = sorted([*verdict.applied, *verdict.filtered])
     return Verdict(applied, [], verdict.failed, verdict.duplicates)
-
-
-def _handled(taken: Sequence[Entry], at: int) -> Handled:
-    effects = [entry.effects for entry in taken]
-    return Handled(
-        at,
-        at,
-        [entry.event for entry in taken],
-        effects,
-        any(map(runs_sql, effects)),
-        [entry.key for entry in taken],
-        parked={place: entry.failure for place, entry in enumerate(taken) if entry.parked},
-        publishes=any(map(publishes, effects)),
-    )

@@ -17,8 +17,9 @@ from confluent_kafka import KafkaException
 
 from sideline.causes import message_of
 from sideline.classify import kind_of
+from sideline.engine.attempts import SLICE_EVENTS
 from sideline.engine.lease import Partition, PartitionReport
-from sideline.engine.replaying import SLICE_EVENTS, Replayer, Step
+from sideline.engine.replaying import Replayer, Step
 from sideline.errors import FencedError, GuardrailError, SidelineError, UnreachableError
 from sideline.homes.savepoints import DEADLOCK
 from sideline.homes.transactions import Unsent
