@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct, structs
 
-from sideline.causes import Cause, cause_of
+from sideline.causes import Cause
 from sideline.durations import seconds
 from sideline.policies import DeadLetter, Dialect, RetryTopics
 from sideline.topics import headers
@@ -92,7 +92,7 @@ def decide(  # noqa: PLR0913 - what a copy tells, by keyword
     copy: Copy | None = None,
 ) -> Leaving:
     """The copy of an event that failed so often; ``copy`` where it came from a retry topic."""
-    cause = cause_of(failure.error, failure.stage)
+    cause = failure.cause
     policy = pipeline.on_failure
     if not isinstance(policy, DeadLetter | RetryTopics):
         # A retry topic of an older policy: this one has no topics to send to.
@@ -122,7 +122,7 @@ def stash(
     pipeline: Pipeline, event: Event, failure: Failure | None, *, now_ms: int, incarnation: int
 ) -> Record:
     """What keeps the bytes of a parked event; without a failure, it follows another one."""
-    cause = None if failure is None else cause_of(failure.error, failure.stage)
+    cause = None if failure is None else failure.cause
     letter = headers.letter_of(
         event,
         group=pipeline.name,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sideline.causes import Cause, cause_of
 from sideline.effects import Effect, Execute
 from sideline.events import Event
 from sideline.keys import mark
@@ -32,6 +33,13 @@ class Failure(NamedTuple):
     error: BaseException
     leaving: Leaving | None = None
     """What leaves because of it, once that is decided."""
+    told: Cause | None = None
+    """Why, if that was said before its error forgot where it was raised."""
+
+    @property
+    def cause(self) -> Cause:
+        """Why, in words that can be stored."""
+        return self.told or cause_of(self.error, self.stage)
 
 
 # By the event's place in its slice: why it failed, or None where it only follows one that did.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from sideline.causes import let_go
 from sideline.effects import Delete, Effect, Execute, Insert, Publish, Upsert
 from sideline.engine import current
 from sideline.engine.current import is_from_outside
@@ -68,6 +69,17 @@ def reason_of(error: BaseException, forced: BaseException | None) -> BaseExcepti
     return forced if by_hand else error  # type: ignore[return-value]
 
 
+def told(failure: Failure) -> Failure:
+    """The same, with its error's frames let go: they would lie among the effects of the slice.
+
+    What is freed before the rest of a slice, or after it, leaves holes: with every slice the next
+    one's memory would be more scattered.
+    """
+    cause = failure.cause
+    let_go(failure.error)
+    return Failure(failure.event, failure.stage, failure.error, failure.leaving, cause)
+
+
 def handle(  # noqa: PLR0913 - what a slice depends on, by keyword
     pipeline: Pipeline,
     events: Sequence[Event],
@@ -128,7 +140,11 @@ class Run:
         """Up to here the events are in the tally."""
         self._results: list[Any] = []
         self._mixed = False
-        self.effects: list[tuple[Effect, ...]] = []
+        self.effects: list[Any] = []
+        """What each event came to: of the usual slice, until it is over, without tuples around."""
+        self._wrapped = self._made
+        self._passed: list[int] = []
+        """Where something without a tuple stands that is not an effect either."""
         self.keys: list[Any] | None = None if pipeline.key is None else []
         self.skipped: dict[int, Failure] = {}
         self.parked: dict[int, Failure | None] = {}
@@ -145,6 +161,7 @@ class Run:
                 self.in_runs(clock)
             else:
                 self.one_by_one(clock, forced)
+        self._wrap()
         count = len(self.effects)
         events = self._events
         if count < len(events):
@@ -262,9 +279,9 @@ class Run:
             return
         kind = Plain if Plain in self._allowed else Upsert
         if kind in self._allowed and set(map(type, results)) <= {kind}:
-            self.effects.extend(zip(results, strict=True))
+            self.effects.extend(zip(results, strict=True) if self._wrapped else results)
             return
-        self._mixed = True
+        self._mix()
         for result in results:
             # Handled before a generator of an earlier event of its key failed.
             if self._events[len(self.effects)].key in self._fresh.kafka:
@@ -306,7 +323,7 @@ class Run:
                 raise
             self._fail(stage, reason_of(error, forced), key)
             return
-        self._mixed = True
+        self._mix()
         self.effects.append(some)
         if self.keys is not None:
             self.keys.append(key)
@@ -337,6 +354,7 @@ class Run:
         if fate in {"waits", "stops"}:
             self.failure = self.failure or failure
             return
+        failure = told(failure)
         kept = {"skipped": self.skipped, "retrying": self.retrying, "dead": self.dead}.get(fate)
         if kept is not None:
             kept[place] = failure
@@ -373,7 +391,28 @@ class Run:
             self._tries[offset] = self._tries.get(offset, 0) + 1
         return True
 
+    def _mix(self) -> None:
+        """From here on events have any number of effects."""
+        self._wrap()
+        self._mixed = True
+
+    def _wrap(self) -> None:
+        """Put tuples around single effects, around all of them at once.
+
+        Made one by one they would lie among the effects, and be freed in another order than they
+        were made: with every slice the next one's memory would be more scattered.
+        """
+        if self._wrapped:
+            return
+        self._wrapped = True
+        effects: list[tuple[Effect, ...]] = list(zip(self.effects, strict=True))
+        for place in self._passed:
+            effects[place] = NOTHING
+        self.effects = effects
+
     def _pass(self, key: object) -> None:
+        if not self._wrapped:
+            self._passed.append(len(self.effects))
         self.effects.append(NOTHING)
         if self.keys is not None:
             self.keys.append(key)

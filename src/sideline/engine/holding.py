@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 import psycopg
 from confluent_kafka import KafkaException
 
-from sideline.causes import message_of
+from sideline.causes import Cause, message_of
 from sideline.classify import kind_of
 from sideline.crashpoints import reach
 from sideline.engine.forwarding import FAREWELL_SECONDS, MOST_UNSENT
@@ -482,7 +482,8 @@ class Holding:
             stage = failure.stage
             if stage != "guard":
                 stage = "guardrail" if hand.delay_ms is None else "guardrail-retry"
-            self._give_up(failure.error, event=failure.event.id, stage=stage)
+            event = failure.event.id
+            self._give_up(failure.error, event=event, stage=stage, cause=failure.told)
             return
         if failure.stage != "copy":
             fate = self._pipeline.fate(failure.error, own=failure.stage == "write")
@@ -563,12 +564,14 @@ class Holding:
         log.warning("partition %s waits: %s", hand.held.partition, hand.trouble)
         self._note(hand)
 
-    def _give_up(self, error: BaseException, *, event: str, stage: str) -> None:
+    def _give_up(
+        self, error: BaseException, *, event: str, stage: str, cause: Cause | None = None
+    ) -> None:
         if issubclass(type(error), UnclearError):
             stage = "home"
         elif stage == "write" and issubclass(type(error), RefusedError):
             stage = "refused"
-        self._report.failure = failure_of(error, event=event, stage=stage)
+        self._report.failure = failure_of(error, event=event, stage=stage, cause=cause)
 
     def _lose(self, lost: Lost) -> None:
         hand = self._hands.get(lost.partition)

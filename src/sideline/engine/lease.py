@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NamedTuple
 
-from sideline.causes import cause_of
+from sideline.causes import Cause, cause_of
 from sideline.classify import kind_of
 from sideline.errors import SidelineError
 
@@ -157,9 +157,11 @@ class Report:
         return cls(**{**data, "partitions": partitions})
 
 
-def failure_of(error: BaseException, *, event: str | None, stage: str) -> dict[str, Any]:
-    """What stops a pipeline, as a report says it."""
-    cause = cause_of(error, stage)
+def failure_of(
+    error: BaseException, *, event: str | None, stage: str, cause: Cause | None = None
+) -> dict[str, Any]:
+    """What stops a pipeline, as a report says it; ``cause``: if that was told before."""
+    cause = cause or cause_of(error, stage)
     return {
         "event": event,
         "stage": stage,

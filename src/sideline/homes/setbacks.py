@@ -148,7 +148,7 @@ class Setter:
                 return ready.prefix(place), Failure(failure.event, "copy", error)
             retrying.pop(place, None)
             (retrying if leaving.state == "retrying" else dead)[place] = Failure(
-                failure.event, failure.stage, failure.error, leaving
+                failure.event, failure.stage, failure.error, leaving, leaving.cause
             )
         return handled._replace(retrying=retrying, dead=dead), None
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec import structs
 
 from sideline import arrays
-from sideline.causes import Cause, cause_of
+from sideline.causes import Cause
 from sideline.keys import digest_text, mark, marks_of, signed
 from sideline.ledger.sql import queries
 from sideline.ledger.store import Stale
@@ -148,7 +148,7 @@ class Parking:
         ``elsewhere``: where the bytes of an event are, by its place, if not in the ledger.
         """
         failed = {
-            place: cause_of(failure.error, failure.stage)
+            place: failure.cause
             for place, failure in [*handled.parked.items(), *handled.skipped.items()]
             if failure is not None
         }

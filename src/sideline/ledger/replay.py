@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec import structs
 
 from sideline import arrays
-from sideline.causes import Cause, cause_of
+from sideline.causes import Cause
 from sideline.engine.lease import Partition
 from sideline.events import Event
 from sideline.ledger.ahead import Foreseen, ReadAhead, Wanted, waiting_rows
@@ -228,10 +228,7 @@ class Replays(Operating):
         ``waiting`` begins with the events of the verdict. ``foreseen``: what it takes if all of
         them go, worked out while nobody waited for it.
         """
-        failed = {
-            place: cause_of(failure.error, failure.stage)
-            for place, failure in verdict.failed.items()
-        }
+        failed = {place: failure.cause for place, failure in verdict.failed.items()}
         whole = foreseen is not None and foreseen.rows is waiting and len(verdict.gone)
         leaving = foreseen if whole == len(waiting) else None
         return self._settle(held, choice, waiting, verdict, failed, leaving=leaving)
@@ -279,10 +276,7 @@ class Replays(Operating):
 
     def noted(self, choice: Choice, waiting: Sequence[Waiting], verdict: Verdict) -> dict[str, Any]:
         """What `settle` would do, as values that can be written down."""
-        failed = {
-            place: cause_of(failure.error, failure.stage)
-            for place, failure in verdict.failed.items()
-        }
+        failed = {place: failure.cause for place, failure in verdict.failed.items()}
         named = [*verdict.gone, *failed]
         return {
             "items": [list(item) for item in choice.items],
