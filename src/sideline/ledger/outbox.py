@@ -257,9 +257,10 @@ class Outbox:
     def _copy(self, to: str, state: State, told: Sequence[Any]) -> Record:
         topic, partition, offset, incarnation, gone, timestamp_ms, key, value, *rest = told
         if gone:
-            # Without a value it says that there is nothing more.
+            # Without a value it says that there is nothing more. With a key: compacted topics take
+            # no record that has none, and nothing overtakes what is refused.
             origin = headers.origin_id(topic, partition, offset, incarnation).encode()
-            return Record(to, origin if state == "dead" else None, None)
+            return Record(to, origin, None)
         names, values, attempts, first_ms, due_ms, error, message, stage, traceback = rest
         own = tuple(zip(names, values, strict=True))
         event = Event(topic, partition, offset, timestamp_ms, key, value, own)
