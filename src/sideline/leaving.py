@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct, structs
 
 from sideline.causes import Cause
-from sideline.durations import seconds
+from sideline.durations import Duration, seconds
 from sideline.policies import DeadLetter, Dialect, RetryTopics
 from sideline.topics import headers
 from sideline.topics.names import TopicNames
@@ -80,6 +80,23 @@ class Leaving(Struct, frozen=True, gc=False):
     """None: nothing leaves; the ledger alone has it."""
     delay_ms: int | None = None
 
+    def to(self, partition: int) -> Leaving:
+        """The same into a partition; made for most copies, so without a look at every field."""
+        record = self.record
+        if record is None:
+            return self
+        there = Record(
+            record.topic,
+            record.key,
+            record.value,
+            record.headers,
+            partition,
+            record.timestamp_ms,
+            record.of,
+            record.kept,
+        )
+        return Leaving(self.state, self.attempts, self.cause, there, self.delay_ms)
+
 
 def decide(  # noqa: PLR0913 - what a copy tells, by keyword
     pipeline: Pipeline,
@@ -100,7 +117,7 @@ def decide(  # noqa: PLR0913 - what a copy tells, by keyword
     delay_ms = None
     if state == "retrying" and isinstance(policy, RetryTopics):
         # The one that counts here: all of them were looked at when they were declared.
-        delay_ms = round(seconds(policy.delays[attempts - 1]) * 1000)
+        delay_ms = _milliseconds(policy.delays[attempts - 1])
     letter = headers.letter_of(
         failure.event,
         group=pipeline.name,
@@ -183,6 +200,11 @@ def copy_of(
     key = headers.origin_id(*of, letter.incarnation or 0).encode()
     value = b"" if event.value is None else event.value
     return Record(topic, key, value, told, of=of, kept=kept)
+
+
+@lru_cache(maxsize=64)
+def _milliseconds(delay: Duration) -> int:
+    return round(seconds(delay) * 1000)
 
 
 # One for all copies of a slice.

@@ -169,8 +169,8 @@ class Setter:
         event = failure.event
         if leaving.state == "retrying" and event.partition < partitions:
             # Whoever has its turn later changes the books of one partition then, not of all.
-            record = structs.replace(record, partition=event.partition)
-            leaving = structs.replace(leaving, record=record)
+            leaving = leaving.to(event.partition)
+            record = leaving.record or record
         # Mostly there is so much room that nobody has to count.
         roughly = len(event.value or b"") + 3 * len(event.key or b"") + 2 * ROOM_BYTES
         if (not event.headers and roughly <= room) or record.bytes <= room:
