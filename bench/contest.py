@@ -13,9 +13,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import psycopg
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from bench import figures, packages
 from bench.cpu import Cpu
@@ -27,8 +28,9 @@ ROOT = Path(__file__).parent.parent
 # No contestant needs longer between two commits, the start of a JVM included.
 PATIENCE_SECONDS = 180.0
 _STOP_SECONDS = 20.0
-# Of the contestants whose commits are read from outside; a slice takes ten times as long.
-_LOOK_SECONDS = 0.01
+# Of the contestants whose commits are read from outside; a commit takes at least ten times as long.
+_LOOK_SECONDS = {"progress": 0.01, "offsets": 0.02}
+_ANSWER_SECONDS = 5.0
 
 
 class ContestantFailedError(Exception):
@@ -63,7 +65,10 @@ class Contestant:
 
     def commits(self) -> Iterator[tuple[float, int]]:
         """(monotonic seconds, events committed so far), as it goes on."""
-        return _reports(self) if self.peer.commits == "reports" else _progress(self)
+        if self.peer.commits == "reports":
+            return _reports(self)
+        look = _Offsets(self.task) if self.peer.commits == "offsets" else _Progress(self.task)
+        return _seen(self, look, _LOOK_SECONDS[self.peer.commits])
 
     def failed(self, why: str) -> ContestantFailedError:
         """An error that shows the end of the contestant's log."""
@@ -152,9 +157,19 @@ def _lines(contestant: Contestant, stream: IO[bytes]) -> Iterator[bytes]:
         yield from lines
 
 
-def _progress(contestant: Contestant) -> Iterator[tuple[float, int]]:
+class _Look(Protocol):
+    """Sees from outside how far a contestant is."""
+
+    def total(self) -> int:
+        """Events that it has committed; 0 if that cannot be seen now."""
+
+    def close(self) -> None:
+        """End the connection, if there is one."""
+
+
+def _seen(contestant: Contestant, look: _Look, pause: float) -> Iterator[tuple[float, int]]:
     seen, changed = 0, time.monotonic()
-    with contextlib.closing(_Look(contestant.task.database)) as look:
+    with contextlib.closing(look):
         while True:
             # Ended is asked before the look: what it committed last is still seen.
             ended = contestant.process.poll() is not None
@@ -167,11 +182,11 @@ def _progress(contestant: Contestant) -> Iterator[tuple[float, int]]:
                 raise contestant.failed("ended early")
             elif now - changed > PATIENCE_SECONDS:
                 raise contestant.failed("fell silent")
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(pause)
 
 
-class _Look:
-    """Sees how far a contestant is, also when its database was away in between."""
+class _Progress:
+    """Sees it in a database, also when that was away in between."""
 
     # What waits to be sent is not done yet. Copies are nobody's new events.
     _QUERY = """
@@ -180,12 +195,12 @@ class _Look:
         where topic not in (select topic from sideline.retry_topics)
     """
 
-    def __init__(self, database: str) -> None:
-        self._database = database
+    def __init__(self, task: Task) -> None:
+        self._database = task.database
         self._connection: psycopg.Connection[tuple[int]] | None = None
 
     def total(self) -> int:
-        """Events that progress has passed; 0 if that cannot be seen now."""
+        """Events that progress has passed."""
         try:
             if self._connection is None:
                 self._connection = psycopg.connect(self._database, autocommit=True)
@@ -198,10 +213,40 @@ class _Look:
         return row[0] if row else 0
 
     def close(self) -> None:
-        """End the connection, if there is one."""
+        """The next look connects again."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+class _Offsets:
+    """Sees it in the offsets that a consumer group has committed, without being of the group."""
+
+    def __init__(self, task: Task) -> None:
+        self._spots = [TopicPartition(task.topic, number) for number in range(task.partitions)]
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": task.bootstrap,
+                "group.id": task.options["group"],
+                # What it asks for is committed anyway. With the default it would be told to wait
+                # while a transaction is open, and here the next one always is.
+                "isolation.level": "read_uncommitted",
+                "log_level": 3,
+            }
+        )
+
+    def total(self) -> int:
+        """Events before the group's offsets; topics are read from their beginning."""
+        try:
+            found = self._consumer.committed(self._spots, timeout=_ANSWER_SECONDS)
+        except KafkaException:
+            return 0
+        # Negative: nothing is committed yet.
+        return sum(max(0, spot.offset) for spot in found)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._consumer.close()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

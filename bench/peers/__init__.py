@@ -53,14 +53,15 @@ class Peer:
     """A contestant: its name, how it is started, and how its commits are seen.
 
     ``commits``: "reports" are lines on its standard output; "progress" means that it keeps
-    its progress in the database, where it is read from outside.
+    its progress in the database, "offsets" that it commits those of the group that its task
+    names: both are read from outside.
     ``share``: how much of a topic it reads; slow ones show their rate with less.
     """
 
     name: str
     title: str
     command: Callable[[Task], list[str]]
-    commits: Literal["reports", "progress"] = "reports"
+    commits: Literal["reports", "progress", "offsets"] = "reports"
     share: float = 1.0
     # Whether it needs bench/requirements.txt.
     needs_packages: bool = False
