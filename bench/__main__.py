@@ -14,6 +14,7 @@ from rich.markup import escape
 from bench import jars, machine, packages, picture, report, services
 from bench.contest import ContestantFailedError
 from bench.narration import Narrator
+from bench.optional import OPTIONAL
 from bench.peers import PEERS
 from bench.settings import SUITES, Settings
 from bench.suites import Bench, Outcome
@@ -54,7 +55,12 @@ class Listed(click.ParamType[tuple[int | str, ...]]):
 @click.option("--keys", type=Listed(str, DEFAULTS.keys), default=DEFAULTS.keys)
 @click.option("--rounds", type=click.IntRange(min=1), default=DEFAULTS.rounds)
 @click.option("--only", type=Listed(str, SUITES), default=SUITES, help="Some of the suites.")
-@click.option("--peers", type=Listed(str, tuple(PEERS)), default=(), help="Some contestants.")
+@click.option(
+    "--peers",
+    type=Listed(str, (*PEERS, *OPTIONAL)),
+    default=(),
+    help=f"Some contestants; {', '.join(OPTIONAL)}: on top, where the suite kafka runs.",
+)
 @click.option("--minutes", type=float, default=DEFAULTS.minutes, help="Of load for memory.")
 @click.option("--quick", is_flag=True, help="Show in minutes that everything works.")
 @click.option("--kafka", envvar="BENCH_KAFKA", help="A broker on this machine; default: our own.")
@@ -65,7 +71,7 @@ def main(kafka: str | None, database: str | None, out: Path, **chosen: Any) -> N
     # Ended from outside, also in the background, it stops what it started as after Ctrl-C.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    settings = Settings(**chosen)
+    settings = settled(**chosen)
     if settings.quick:
         settings = settings.scaled_down()
     narrator = Narrator()
@@ -89,6 +95,15 @@ def main(kafka: str | None, database: str | None, out: Path, **chosen: Any) -> N
     (out / f"{stem}.svg").write_text(picture.draw(outcomes))
     narrator.say(f"written: {out / stem}.json and .svg")
     raise SystemExit(0 if len(outcomes) == len(settings.only) else 1)
+
+
+def settled(peers: tuple[str, ...], **chosen: Any) -> Settings:
+    """What a command line asks for: some contestants instead of all, optional ones on top."""
+    return Settings(
+        peers=tuple(name for name in peers if name in PEERS),
+        optional=tuple(name for name in OPTIONAL if name in peers),
+        **chosen,
+    )
 
 
 def measure(bench: Bench, suite: str) -> Outcome | None:

@@ -1,4 +1,4 @@
-"""The jars of the Structured Streaming contestants, fetched once by the Ivy inside pyspark."""
+"""The jars of contestants that run on Java, fetched once by the Ivy inside pyspark."""
 
 from __future__ import annotations
 
@@ -21,24 +21,34 @@ _FETCH_SECONDS = 300
 
 
 def fetch(progress: Callable[[str, str], None]) -> list[Path]:
-    """Spark's Kafka connector and what jars.lock pins: from the user's cache, or through Ivy."""
+    """For Structured Streaming: Spark's Kafka connector and what jars.lock pins."""
     connector = connector_jars(find_java(), progress=progress)
-    pins = read_lock(HERE / "jars.lock")
-    home = cache_directory() / "bench-jdbc"
+    return [*connector, *_cached("jdbc", HERE / "jars.lock", progress)]
+
+
+def streams(progress: Callable[[str, str], None]) -> list[Path]:
+    """For Kafka Streams: what streams.lock pins."""
+    return _cached("streams", HERE / "streams.lock", progress)
+
+
+def _cached(configuration: str, lock: Path, progress: Callable[[str, str], None]) -> list[Path]:
+    """What the lock pins of a configuration of ivy.xml: from the user's cache, or through Ivy."""
+    pins = read_lock(lock)
+    home = cache_directory() / f"bench-{configuration}"
     if not intact(home, pins):
         progress("jars", f"fetching {len(pins)} for the contestants")
         home.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=home.parent, prefix="bench-new-") as work:
-            _retrieve(Path(work))
+            _retrieve(configuration, Path(work))
             if wrong := faults(Path(work, "jars"), pins):
-                message = f"not as pinned in bench/jars.lock: {', '.join(wrong)}"
+                message = f"not as pinned in bench/{lock.name}: {', '.join(wrong)}"
                 raise RuntimeError(message)
             shutil.rmtree(home, ignore_errors=True)
             Path(work, "jars").rename(home)
-    return [*connector, *(home / name for name in sorted(pins))]
+    return [home / name for name in sorted(pins)]
 
 
-def _retrieve(work: Path) -> None:
+def _retrieve(configuration: str, work: Path) -> None:
     java = find_java()
     settings = os.environ.get(SETTINGS_VARIABLE)
     ivy = next(Path(pyspark.__path__[0], "jars").glob("ivy-*.jar"))
@@ -48,6 +58,7 @@ def _retrieve(work: Path) -> None:
         *("-jar", str(ivy)),
         *(["-settings", settings] if settings else []),
         *("-ivy", str(HERE / "ivy.xml")),
+        *("-confs", configuration),
         *("-cache", str(work / "ivy")),
         *("-types", "jar", "bundle"),
         *("-retrieve", str(work / "jars" / "[artifact]-[revision].[ext]")),

@@ -33,6 +33,8 @@ class Settings:
     rounds: int = 3
     only: tuple[str, ...] = SUITES
     peers: tuple[str, ...] = ()
+    # Contestants of bench.optional that come on top.
+    optional: tuple[str, ...] = ()
     minutes: float = 30.0
     quick: bool = False
     latency_partitions: tuple[int, ...] = (2, 8)
