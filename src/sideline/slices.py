@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -198,6 +199,28 @@ class Handled(NamedTuple):
         if self.keys is None or self.keys[place] is UNKNOWN_KEY:
             return self.events[place].key, False
         return self.keys[place], True  # type: ignore[return-value]
+
+
+def release(handled: Handled) -> None:
+    """Free what a slice with failures was made of, last made first; it is of no use afterwards.
+
+    Python hands memory out again in the reverse order in which it got it back. Effects freed by
+    themselves, and what failed among them later, would leave the next slice's effects a little out
+    of order, and each slice more than the last one: after a second or two everything that a worker
+    does takes a fifth longer, for as long as it lives.
+    """
+    effects = handled.effects
+    setbacks = [handled.parked, handled.skipped, handled.retrying, handled.dead]
+    failed = [some for some in setbacks if isinstance(some, dict) and some]
+    if not failed or not isinstance(effects, list):
+        return
+    places = sorted(chain.from_iterable(failed))
+    while places:
+        # Each number is freed with what stands there, too.
+        place = places.pop()
+        del effects[place:]
+        for some in failed:
+            some.pop(place, None)
 
 
 class Outcome(NamedTuple):

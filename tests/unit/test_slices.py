@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 
 from sideline import Delete, Event, Execute, Insert, Upsert
 from sideline.effects import Publish
-from sideline.slices import NOTHING, Failure, Handled, account, admit, effects_of, setback
+from sideline.slices import (
+    NOTHING,
+    Failure,
+    Handled,
+    account,
+    admit,
+    effects_of,
+    release,
+    setback,
+)
 
 ROWS = (Upsert, Insert, Delete, Execute)
 EFFECT = Insert("t", {"a": 1})
@@ -127,3 +136,36 @@ def test_an_effect_of_another_sink_does_not_fit(result):
 
 def _parks(_failure):
     return "parked"
+
+
+class Traced:
+    """Tells when it is freed."""
+
+    def __init__(self, name, freed):
+        self.name, self.freed = name, freed
+
+    def __del__(self):
+        self.freed.append(self.name)
+
+
+def test_a_slice_with_failures_is_freed_last_made_first():
+    """Memory comes back in the order in which the next slice wants it."""
+    freed = []
+    effects = [(Traced(place, freed),) if place not in {2, 5} else NOTHING for place in range(8)]
+    parked = {2: Failure(None, "handler", Traced(2, freed)), 3: None}
+    dead = {5: Failure(None, "handler", Traced(5, freed))}
+    handled = Handled(0, 8, (), effects, parked=parked, dead=dead)
+    del effects, parked, dead
+    release(handled)
+    assert freed == [7, 6, 5, 4, 3, 2]
+    assert handled.setbacks == set()
+    del handled
+    assert freed == [7, 6, 5, 4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("effects", [[NOTHING] * 3, (NOTHING,) * 3])
+def test_a_slice_without_failures_is_left_alone(effects):
+    """It is freed in the right order by itself; and what is no list cannot be cut."""
+    handled = Handled(0, 3, (), effects)
+    release(handled)
+    assert handled.effects == effects

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from sideline.causes import let_go
+from sideline.causes import cause_of, let_go
 from sideline.effects import Delete, Effect, Execute, Insert, Publish, Upsert
 from sideline.engine import current
 from sideline.engine.current import is_from_outside
@@ -69,15 +70,16 @@ def reason_of(error: BaseException, forced: BaseException | None) -> BaseExcepti
     return forced if by_hand else error  # type: ignore[return-value]
 
 
-def told(failure: Failure) -> Failure:
-    """The same, with its error's frames let go: they would lie among the effects of the slice.
+def told(event: Event, stage: str, error: BaseException) -> Failure:
+    """Why an event failed, with the error's frames let go: they would lie among the effects.
 
     What is freed before the rest of a slice, or after it, leaves holes: with every slice the next
-    one's memory would be more scattered.
+    one's memory would be more scattered. So each failure is made once, and let go with what was
+    made beside it (`release`).
     """
-    cause = failure.cause
-    let_go(failure.error)
-    return Failure(failure.event, failure.stage, failure.error, failure.leaving, cause)
+    cause = cause_of(error, stage)
+    let_go(error)
+    return Failure(event, stage, error, None, cause)
 
 
 def handle(  # noqa: PLR0913 - what a slice depends on, by keyword
@@ -143,7 +145,7 @@ class Run:
         self.effects: list[Any] = []
         """What each event came to: of the usual slice, until it is over, without tuples around."""
         self._wrapped = self._made
-        self._passed: list[int] = []
+        self._passed = array("q")
         """Where something without a tuple stands that is not an effect either."""
         self.keys: list[Any] | None = None if pipeline.key is None else []
         self.skipped: dict[int, Failure] = {}
@@ -340,21 +342,21 @@ class Run:
     def _fail(self, stage: str, error: BaseException, key: bytes | None = None) -> None:
         """The next event failed."""
         place = len(self.effects)
-        failure = Failure(self._events[place], stage_of(error, stage), error)
-        fate = self._fate(failure)
+        event, stage = self._events[place], stage_of(error, stage)
+        fate = self._fate(event, error)
         if issubclass(type(error), GuardrailError):
             # Set aside, or left in its retry topic; what comes behind it would be like it.
-            self.failure = failure._replace(stage="guardrail")
+            self.failure = Failure(event, "guardrail", error)
         elif fate in {"parked", "dead"} and self._is_flood(place):
-            failure, fate = failure._replace(stage="guard"), "stops"
-        if fate == "waits" and self._look_past(failure):
-            self._waiting[place] = failure
+            stage, fate = "guard", "stops"
+        if fate == "waits" and self._look_past(event):
+            self._waiting[place] = Failure(event, stage, error)
             self._pass(key)
             return
         if fate in {"waits", "stops"}:
-            self.failure = self.failure or failure
+            self.failure = self.failure or Failure(event, stage, error)
             return
-        failure = told(failure)
+        failure = told(event, stage, error)
         kept = {"skipped": self.skipped, "retrying": self.retrying, "dead": self.dead}.get(fate)
         if kept is not None:
             kept[place] = failure
@@ -370,14 +372,14 @@ class Run:
                 self._fresh.derived.add(key)
             self._pass(key)
 
-    def _fate(self, failure: Failure) -> Fate:
+    def _fate(self, event: Event, error: BaseException) -> Fate:
         if self._copies is not None:
             attempt = self._copies[len(self.effects)].attempt
-            return self._pipeline.fate_of_copy(failure.error, attempt=attempt)
-        tries = self._tries.get(str(failure.event.offset), 0) if self._tries else 0
-        return self._pipeline.fate(failure.error, tries=tries)
+            return self._pipeline.fate_of_copy(error, attempt=attempt)
+        tries = self._tries.get(str(event.offset), 0) if self._tries else 0
+        return self._pipeline.fate(error, tries=tries)
 
-    def _look_past(self, failure: Failure) -> bool:
+    def _look_past(self, event: Event) -> bool:
         """Whether events behind one that is tried again in place are tried along with it.
 
         Nothing of them is written before it is its turn, but what fails alike is counted alike:
@@ -387,7 +389,7 @@ class Run:
             return False
         if self._waiting:
             # The first one is counted by whoever lets the partition wait.
-            offset = str(failure.event.offset)
+            offset = str(event.offset)
             self._tries[offset] = self._tries.get(offset, 0) + 1
         return True
 

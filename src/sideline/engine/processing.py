@@ -17,7 +17,17 @@ from sideline.ledger.copying import Unclaimed, Undecided
 from sideline.ledger.parking import MOST_REMEMBERED, Key
 from sideline.ledger.store import Move
 from sideline.sinks import Calls
-from sideline.slices import NOTHING, Aside, Copy, Failure, Handled, Outcome, join, left_out
+from sideline.slices import (
+    NOTHING,
+    Aside,
+    Copy,
+    Failure,
+    Handled,
+    Outcome,
+    join,
+    left_out,
+    release,
+)
 
 if TYPE_CHECKING:
     from sideline.engine.hand import Hand
@@ -79,6 +89,7 @@ class Processor:
         if failure is not None and not handled.events:
             return self.first_waits(hand, failure, aside)
         outcome = self._tools.home.commit(hand.held, handled, aside)
+        release(handled)
         return _with(failure, outcome, handled)
 
     def first_waits(self, hand: Hand, failure: Failure, aside: Aside) -> Outcome:
