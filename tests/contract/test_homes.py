@@ -534,9 +534,12 @@ def test_whatever_happens_in_between_everything_comes_back_once(bench, seed):
 
 @pytest.mark.parametrize("bench", ["postgres"], indirect=True)
 @pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize("why", ["slow", "rate", "no next one"])
+@pytest.mark.parametrize("why", ["slow", "rate", "key", "no next one"])
 def test_a_handler_is_not_called_for_nothing(bench, monkeypatch, why):
-    """Slow ones may ask others; with a rate, or at a lease's end, the next slice is not now."""
+    """Slow ones may ask others; with a rate, or at a lease's end, the next slice is not now.
+
+    And with key= every event is asked for its key first, in its turn.
+    """
     park_each(bench, b"abc")
     operate(bench.database, "login")
     told = handled_by(bench)
@@ -544,6 +547,8 @@ def test_a_handler_is_not_called_for_nothing(bench, monkeypatch, why):
         monkeypatch.setattr(attempts, "QUICK_SECONDS", 0.0)
     elif why == "rate":
         bench.pipeline.rate = 1_000.0
+    elif why == "key":
+        bench.pipeline.key = lambda event: event.key
     replayer = bench.replayer()
     onward = why != "no next one"
     assert replayer.step(bench.held, None, ALONE, limit=1, onward=onward).done.applied == 1
