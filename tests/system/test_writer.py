@@ -350,6 +350,28 @@ def test_none_of_the_effects_of_a_failed_event_stays(connection, rows):
     assert rows("select word from log") == [("abc",), ("def",)]
 
 
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_an_event_whose_rows_clash_with_each_other_leaves_none(connection, rows, taken):
+    """Several rows of one event in one table, of which some could be written (C3, K8)."""
+    three = [Insert("users", {"id": number, "name": "three"}) for number in range(3)]
+    three[(taken + 1) % 3] = three[taken]
+    other = Insert("users", {"id": 9, "name": "b"})
+    written = Writer(connection).write([work("a", *three), work("b", other)])
+    assert failures(written) == {0: "UniqueViolation"}
+    assert rows() == [(9, "b", None)]
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2])
+def test_an_event_of_which_one_row_is_refused_leaves_none(connection, rows, taken):
+    """Wherever it stands among its rows of one table (C3, K8)."""
+    connection.execute("insert into users (id, name) values (%s, 'before')", (taken,))
+    three = [Insert("users", {"id": number, "name": "three"}) for number in range(3)]
+    other = Insert("users", {"id": 9, "name": "b"})
+    written = Writer(connection).write([work("a", *three), work("b", other)])
+    assert failures(written) == {0: "UniqueViolation"}
+    assert rows() == [(taken, "before", None), (9, "b", None)]
+
+
 def test_followers_are_applied_where_order_does_not_matter(connection, rows):
     """With hold_followers=False a later event of a failed key goes on (F5)."""
     batch = [work("k", user(1, "much too long")), work("k", user(1, "short"))]

@@ -160,6 +160,7 @@ def wrote_none_of(made: Plan, refused: Mapping[int, Collection[int]], events: se
 def _step_wrote_none_of(step: Step, places: Collection[int], events: set[int]) -> bool:
     if isinstance(step, Ordered):
         return all(event not in events for event, _ in step.effects)
-    refused = {step.ids[place] for place in places}
+    # By places, not by ids: an event may insert several rows, of which some were taken.
+    refused = set(places)
     theirs = events if step.touch is None else rows_of(step.touch, events)
-    return refused.issuperset(theirs.intersection(step.ids))
+    return all(place in refused for place, row in enumerate(step.ids) if row in theirs)
