@@ -9,7 +9,7 @@ from typing import Any
 from bench import contest, figures, optional
 from bench.contest import Run
 from bench.events import REPEATED_KEYS, Topic
-from bench.peers import PEERS, Peer, Task, module
+from bench.peers import PEERS, SLOTS, Peer, Task, module
 from bench.services import USERS
 from bench.suites import Bench, Finding, Outcome
 
@@ -19,8 +19,12 @@ LOOP = Peer("copy loop", "a transactional loop by hand, one process", module("co
 AIMS = {
     LOOP.name: ("against a loop by hand", 1.2),
     "Kafka Streams": ("ahead of Kafka Streams", 1.0),
+    "Kafka Streams, one thread": ("ahead of Kafka Streams, one thread", 1.0),
     "quixstreams": ("against quixstreams", 4.0),
+    "quixstreams, one process": ("against quixstreams, one process", 4.0),
 }
+# What people get who start them as they come, like the loop: one worker for all partitions.
+ALONE = {"Kafka Streams": "Kafka Streams, one thread", "quixstreams": "quixstreams, one process"}
 EXACTLY, AT_LEAST = "exactly-once", "at-least-once"
 # Events of a slice; small ones show their price with fewer of them.
 SLICES = (100, 1_000, 10_000, 25_000)
@@ -31,12 +35,15 @@ def run(bench: Bench) -> Outcome:
     """The whole topic by all, in turns; then slices of every size, with and without."""
     total = bench.settings.events
     more = optional.ready(bench.settings.optional, bench.narrator.say, bench.narrator.service)
-    peers = {peer.name: peer for peer in (PEERS["sideline"], LOOP, *more)}
+    peers = {peer.name: (peer, SLOTS) for peer in (PEERS["sideline"], LOOP, *more)}
+    peers |= {ALONE[peer.name]: (peer, 1) for peer in more}
     runs: dict[str, list[Run]] = {name: [] for name in peers}
     with bench.published(Topic("copied", total, PARTITIONS, REPEATED_KEYS)) as topic:
         for number, order in enumerate(figures.interleave(list(runs), bench.settings.rounds), 1):
             for name in order:
-                runs[name].append(_one(bench, peers[name], topic, f"{name}, round {number}"))
+                peer, slots = peers[name]
+                text = f"{name}, round {number}"
+                runs[name].append(_one(bench, peer, topic, text, slots=slots))
     rows = [_row(name, some) for name, some in runs.items()]
     rows += [_price(bench, size) for size in SLICES]
     title = f"Kafka to Kafka: {total:,} events of 200 bytes, {PARTITIONS} partitions"
@@ -73,7 +80,9 @@ def _price(bench: Bench, size: int) -> dict[str, Any]:
     }
 
 
-def _one(bench: Bench, peer: Peer, topic: Topic, text: str, **options: Any) -> Run:
+def _one(
+    bench: Bench, peer: Peer, topic: Topic, text: str, *, slots: int = SLOTS, **options: Any
+) -> Run:
     with (
         bench.services.fresh_database(USERS) as database,
         bench.empty_topic("copies", PARTITIONS) as to,
@@ -85,6 +94,7 @@ def _one(bench: Bench, peer: Peer, topic: Topic, text: str, **options: Any) -> R
             topic.name,
             PARTITIONS,
             topic.events,
+            slots=slots,
             # A group of its own: it would go on where the one of another round ended.
             options={
                 "pipeline": "copied",

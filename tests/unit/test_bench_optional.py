@@ -87,6 +87,8 @@ def test_aims_are_for_those_who_ran():
     found = {one.what: (one.value, one.aim) for one in kafka.findings(runs)}
     assert found["ahead of Kafka Streams"] == (4.0, 1.0)
     assert found["against quixstreams"] == (4.0, 4.0)
+    assert set(kafka.ALONE) == {peer.name for peer in optional.OPTIONAL.values()}
+    assert set(kafka.ALONE.values()) <= set(kafka.AIMS)
 
 
 @pytest.mark.parametrize(("configuration", "lock"), [("jdbc", "jars"), ("streams", "streams")])
