@@ -195,38 +195,6 @@ def test_the_same_as_one_by_one_at_length(connection, before, batch, hold, fold)
     check(connection, before, batch, fold=fold, hold_followers=hold)
 
 
-few = st.integers(1, 8)
-INSERTS = st.one_of(
-    st.builds(lambda i, row: Insert("plain", {"id": i, **row}), few, some(name=names)),
-    st.builds(lambda i, row: Insert("checked", {"id": i, **row}), few, some(amount=amounts)),
-    st.builds(lambda i, b: Insert("pairs", {"a": i, "b": b}), few, st.sampled_from("ab")),
-    st.builds(lambda i, w: Insert("journal", {"id": i, "word": w}), few, names),
-)
-
-
-def inserting(most):
-    """Events that add several rows each, to few tables in which there is little room."""
-    event = st.builds(
-        Work, st.none() | st.integers(1, 4), st.lists(INSERTS, min_size=1, max_size=4).map(tuple)
-    )
-    return st.lists(event, max_size=most)
-
-
-@examples(60)
-@given(hold=st.booleans(), fold=st.booleans(), before=inserting(3), batch=inserting(10))
-def test_rows_that_clash(connection, before, batch, hold, fold):
-    """An event whose rows clash, among themselves or with others, leaves none of them (C3, K8)."""
-    check(connection, before, batch, fold=fold, hold_followers=hold)
-
-
-@pytest.mark.long
-@examples(1500)
-@given(hold=st.booleans(), fold=st.booleans(), before=inserting(3), batch=inserting(10))
-def test_rows_that_clash_at_length(connection, before, batch, hold, fold):
-    """The same, with many more batches (C3, K8)."""
-    check(connection, before, batch, fold=fold, hold_followers=hold)
-
-
 @examples(60)
 @given(
     batch=st.lists(
