@@ -6,11 +6,12 @@ from datetime import UTC, datetime
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sideline.effects import Delete, Execute, Insert, Upsert
 from sideline.homes.writer import Work, Writer
+from tests.support.examples import examples
 
 SCHEMA = """
 create table plain (
@@ -158,23 +159,11 @@ def check(connection, before, batch, *, fold, hold_followers):
         failed, followers = act()
         found = contents(connection)
         connection.rollback()
-        if failed:
-            # What shares a row with a culprit is written last: no key tells its place.
-            found["journal"].sort(key=repr)
         return set(failed), set(followers), found
 
     writer = Writer(connection, fold=fold)
     expected = outcome(lambda: one_by_one(connection, batch, hold_followers=hold_followers))
     assert outcome(lambda: writer.write(batch, hold_followers=hold_followers)) == expected
-
-
-def examples(number):
-    return settings(
-        max_examples=number,
-        deadline=None,
-        database=None,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )
 
 
 ANYTHING = {"before": works(sharing=False), "batch": works(sharing=True)}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sideline.effects import Delete, Insert, Upsert
 from sideline.homes.writer import Work, Writer
+from tests.support.examples import examples
 
 SCHEMA = """
 create table parent (id int4 primary key, note text not null default '-');
@@ -104,15 +105,6 @@ def check(connection, draw, kind):
     }
     connection.rollback()
     assert found == left_by(good)
-
-
-def examples(number):
-    return settings(
-        max_examples=number,
-        deadline=None,
-        database=None,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

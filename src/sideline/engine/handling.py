@@ -146,7 +146,8 @@ class Run:
         """What each event came to: of the usual slice, until it is over, without tuples around."""
         self._wrapped = self._made
         self._passed = array("q")
-        """Where something without a tuple stands that is not an effect either."""
+        """Where something without a tuple stands that is not an effect either; no objects, which
+        would lie among the effects."""
         self.keys: list[Any] | None = None if pipeline.key is None else []
         self.skipped: dict[int, Failure] = {}
         self.parked: dict[int, Failure | None] = {}
